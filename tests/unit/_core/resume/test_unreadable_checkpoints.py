@@ -1,5 +1,7 @@
 """A newest checkpoint that is whole and cannot be read: it is tried again, and never passed over for an older one."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,19 @@ def test_a_checkpoint_damaged_for_one_rank_and_unreadable_for_another_is_skipped
     flip(spoilt)
     ranks.start(2)
     assert steps(ranks) == [1, 1]
+
+
+def test_a_full_download_directory_is_named_in_the_error(ranks: Ranks, two: Path, small_disk, monkeypatch):  # noqa: F811
+    """It is no fault of the store, and no damage."""
+    monkeypatch.setattr("tempfile.tempdir", str(place := small_disk(8)))
+    filler = place / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=1k"], check=False, capture_output=True)
+    os.truncate(filler, filler.stat().st_size - 4096)  # the directories find room
+    ranks.start(2)
+    with pytest.raises(NoLoadableCheckpoint, match=r"cannot download model\.pt to .*No space left on device.*KiB"):
+        ranks.load()
+    filler.unlink()
+    assert steps(ranks) == [2, 2]
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from fastckpt._core.memory.arena import Arena, arena_path, slots_of
 from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit
-from fastckpt._core.memory.records import names_in
 from fastckpt._core.memory.slots import images_in
 from fastckpt._core.saver import reservation as room_module
 from fastckpt._core.saver.peers.replica_room import ReplicaRoom
@@ -36,27 +35,13 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
     made.remove()
 
 
-def room_in(arena: Arena, watched: object = None, copies: ReplicaRoom = NO_COPIES) -> Reservations:
-    return Reservations(watched or arena, [Slot(path) for path in arena.slots], lambda: None, copies)
-
-
-def drive(room: Reservations, act: Callable[[], Awaitable[object]]) -> None:
-    """Act, and see to the end of what is reserved ahead."""
-
-    async def run() -> None:
-        await act()
-        await ahead(room)
-        room.close()
-
-    asyncio.run(run())
+def room_in(arena: Arena, copies: ReplicaRoom = NO_COPIES) -> Reservations:
+    return Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, copies)
 
 
 async def ahead(room: Reservations) -> None:
+    """The end of what is reserved ahead."""
     await asyncio.gather(*room._ahead)
-
-
-async def in_thread(wait: Callable[[], object]) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, wait)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, found: int, total: int | None = None) -> None:
@@ -64,110 +49,38 @@ def free(monkeypatch: pytest.MonkeyPatch, found: int, total: int | None = None) 
     monkeypatch.setattr(room_module, "headroom", lambda *_: limit)
 
 
-class WatchedArena:
-    """An arena that records what is asked of it, makes pages in haste, and begins to reserve when it may."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.path, self._arena = arena.path, arena
-        self.calls: list[tuple[str, str, bool]] = []
-        self.sizes: list[tuple[str, int]] = []
-        self.begin, self.begun_bytes = arena.begin, arena.begun_bytes
-        self.begun_in, self.abandon = arena.begun_in, arena.abandon
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
-
-    def hold(self) -> None:
-        """Make pages only when they are reserved, which waits."""
-        self.begin, self.begun_bytes, self.begun_in = lambda *_: None, lambda: 0, lambda *_: []
-        self.go_on.clear()
-
-    def begin_when_urgent(self) -> None:
-        """Have the first pages that are made ahead wait for a save."""
-        begin = self.begin
-
-        def slow(slot: Path, name: str, size: int, urgent: threading.Event) -> None:
-            if not self.begun.is_set():
-                self.begun.set()
-                assert urgent.wait(60)
-            begin(slot, name, size, urgent)
-
-        self.begin = slow
-
-    def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
-        self.begun.set()
-        assert self.go_on.wait(60)
-        self._arena.reserve(slot, name, size, urgent)
-        self.sizes.append((slot.name, size))
-        self.calls.append(("reserve", slot.name, urgent.is_set()))
-        return not urgent.is_set()
-
-    def enlarge(self, slot: Path, name: str, urgent: threading.Event) -> bool:
-        self.calls.append(("enlarge", slot.name, urgent.is_set()))
-        return self._arena.enlarge(slot, name, urgent)
-
-
-@pytest.fixture
-def watched(arena: Arena) -> WatchedArena:
-    return WatchedArena(arena)
-
-
-@pytest.fixture
-def room(arena: Arena, watched: WatchedArena) -> Reservations:
-    return room_in(arena, watched)
-
-
-def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(watched, room):
+def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(arena, monkeypatch):
     """A worker of images of one size has died while room was made for it; its successor's are of another size."""
-    watched.hold()
+    begun, go_on, sizes, reserve = threading.Event(), threading.Event(), list[tuple[str, int]](), arena.reserve
+
+    def slowly(slot: Path, name: str, size: int, urgent: threading.Event) -> bool:
+        begun.set()
+        assert go_on.wait(60)
+        sizes.append((slot.name, size))
+        return reserve(slot, name, size, urgent)
+
+    monkeypatch.setattr(arena, "begin", lambda *_: None)
+    monkeypatch.setattr(arena, "reserve", slowly)
+    room = room_in(arena)
     slots = room._slots
 
     async def restart() -> None:
         room.reserve_ahead({"model.pt": OLD})
-        await in_thread(watched.begun.wait)
+        await asyncio.to_thread(begun.wait)
         for slot in slots[:2]:
             slot.id = (1, 1)  # a save takes it
         grants = [asyncio.create_task(room.reserve(slot, {"model.pt": NEW})) for slot in slots[:2]]
         await asyncio.sleep(0.05)
         assert not any(grant.done() for grant in grants)
-        watched.go_on.set()
+        go_on.set()
         await asyncio.gather(*grants)
+        await ahead(room)
+        room.close()
 
-    drive(room, restart)
+    asyncio.run(restart())
     assert [images_in(slot.path) for slot in slots] == [{"model.pt": NEW}, {"model.pt": NEW}, {"model.pt": OLD}]
-    assert watched.sizes.index(("slot-0", OLD)) < watched.sizes.index(("slot-0", NEW))
-    assert ("slot-1", OLD) not in watched.sizes
-
-
-class TestHaste:
-    """What a save waits for is made in haste, and in large pages afterwards; all else takes its time."""
-
-    def test_the_first_save_alone_is_in_haste_and_its_image_is_made_large_last(self, watched, room):
-        async def save() -> None:
-            await room.reserve(room._slots[0], {"model.pt": NEW})
-            room._slots[0].id = (1, 1)
-            room.reserve_ahead({"model.pt": NEW})
-
-        drive(room, save)
-        later = [("reserve", "slot-1", False), ("reserve", "slot-2", False)]
-        assert watched.calls == [("reserve", "slot-0", True), *later, ("enlarge", "slot-0", False)]
-
-    def test_a_save_that_takes_the_slot_for_files_of_other_names_removes_what_was_begun_there(self, watched, room):
-        """Names have the step in them, and a save comes while its slot is made ready for those of the one before."""
-
-        async def save() -> None:
-            await room.reserve(room._slots[0], {"step_1/rank_0.pt": NEW})
-            room._slots[0].id = (1, 1)
-            watched.begun.clear()
-            watched.begin_when_urgent()
-            room.reserve_ahead({"step_1/rank_0.pt": NEW})
-            await in_thread(watched.begun.wait)
-            for number, slot in enumerate(room._slots[1:], 2):
-                slot.id = (1, number)
-                await room.reserve(slot, {f"step_{number}/rank_0.pt": NEW})
-
-        drive(room, save)
-        assert watched.begun_bytes() == 0
-        assert [names_in(slot.path) for slot in room._slots] == [["step_1"], ["step_2"], ["step_3"]]
+    assert sizes.index(("slot-0", OLD)) < sizes.index(("slot-0", NEW))
+    assert ("slot-1", OLD) not in sizes
 
 
 class TestGuess:

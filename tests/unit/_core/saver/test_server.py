@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 
 from fastckpt._core import metrics
+from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.config import Settings
+from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel, pack
 from fastckpt._core.memory import slots
@@ -111,6 +113,14 @@ class TestRecordsCountNotMessages:
         ranks.workers_die()
         first, _ = ranks.start_workers(2)
         assert first.wait_latest_checkpoint(20) == 1
+
+    def test_a_report_without_its_record_completes_no_save(self, ranks: Ranks):
+        first, second = ranks.start(2)
+        save(first, 1)
+        (slot,) = (slot for slot in slots_of(first) if slots.read(slot).begin)
+        second._writer.link.committed(SaveId(1, 1), TO_DISK)
+        assert second._writer.link.status().waiting == 0 and committed(slot) is None
+        assert save(second, 1) and committed(slot) == (1, 1)
 
     def test_a_save_that_one_writer_has_not_finished_is_dropped_after_its_death(self, ranks: Ranks, monkeypatch, said):
         """Also without any unlink, which is reported: the flush of the newest whole save, and the next workers."""

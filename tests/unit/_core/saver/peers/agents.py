@@ -71,10 +71,8 @@ def until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def relay(address: str, at: int, harm: str, *, back: bool = False) -> Iterator[str]:
-    """A way to an agent that flips a byte, or ends there: of what goes there, or comes back."""
+    """A way for one connection to an agent that flips a byte, or ends there: of what goes there, or comes back."""
     host, _, port = address.rpartition(":")
-    listener = socket.create_server(("127.0.0.1", 0))
-    ends, threads = [listener], list[threading.Thread]()
 
     def pass_on(of: socket.socket, to: socket.socket, harm: str) -> None:
         passed = 0
@@ -87,30 +85,20 @@ def relay(address: str, at: int, harm: str, *, back: bool = False) -> Iterator[s
                     data[at - passed] ^= 1
                 passed += len(data)
                 to.sendall(data)
-        end(of, to)
-
-    def end(*which: socket.socket) -> None:
-        for each in which:
+        for each in (of, to):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
     def accept() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                inside, _ = listener.accept()
-                outside = socket.create_connection((host, int(port)))
-                ends.extend([inside, outside])
-                start(pass_on, inside, outside, "" if back else harm)
-                start(pass_on, outside, inside, harm if back else "")
+        inside, _ = listener.accept()
+        with inside, socket.create_connection((host, int(port))) as outside:
+            answers = threading.Thread(target=pass_on, args=(outside, inside, harm if back else ""))
+            answers.start()
+            pass_on(inside, outside, "" if back else harm)
+            answers.join()
 
-    def start(work: Callable[..., None], *arguments: object) -> None:
-        threads.append(threading.Thread(target=work, args=arguments, daemon=True))
-        threads[-1].start()
-
-    start(accept)
-    yield f"127.0.0.1:{listener.getsockname()[1]}"
-    end(*ends)
-    for thread in threads:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
         thread.join(10)
-    for each in ends:
-        each.close()

@@ -67,10 +67,11 @@ def test_a_file_arrives_as_it_was_committed(sources: Callable[..., Source], tmp_
     "fault",
     [
         lambda source: flip(source.model, SIZE // 2),
+        lambda source: source.model.write_bytes(b"m"),
         lambda source: slots.clear(source.slot),
         lambda source: source.peers.close(),
     ],
-    ids=["damaged", "begun again", "hung up"],
+    ids=["damaged", "cut short", "begun again", "hung up"],
 )
 def test_a_source_that_cannot_give_a_file_is_passed_over(
     sources: Callable[..., Source], tmp_path: Path, fault: Callable[[Source], None], caplog: pytest.LogCaptureFixture

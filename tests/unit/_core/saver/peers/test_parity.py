@@ -15,6 +15,7 @@ from fastckpt._core.saver.peers import replica_sender
 from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
+from fastckpt._core.saver.peers.parity_rebuild import REBUILD
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
@@ -144,6 +145,14 @@ def test_damage_before_or_after_the_parity_was_made_is_noticed(
     with pytest.raises(error, match=says):
         group.rebuild(NEW, "d", tmp_path / "into")
     assert not [*(tmp_path / "into").glob("*")]
+
+
+def test_two_lost_nodes_of_one_group_cannot_be_rebuilt(group: Group, tmp_path: Path):
+    group.give_all(NEW)
+    group.lose("b", "d")
+    left = {id: group.members[id].address for id in ("a", "c")}
+    with group.link("a") as link, pytest.raises(ProtocolError, match="b is lost, too"):
+        link.ask(NEW.request(REBUILD, member="d", group=[*GROUP], addresses=left))
 
 
 def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again(group: Group, tmp_path: Path):

@@ -20,7 +20,7 @@ from fastckpt.ddp import (
     KeepLatestStepStrategy,
     StorageType,
 )
-from fastckpt.errors import PersistError
+from fastckpt.errors import ConfigError, PersistError
 from tests.e2e.ddp.conftest import Ranks, state, until
 from tests.unit._core.saver.peers.agents import flip
 from tests.unit._core.saver.persistence.files_at_url import FilesAtUrl, newest_at, place_of, url_of_files  # noqa: F401
@@ -166,6 +166,13 @@ def test_resume_prefers_the_newest_step_and_then_the_nearest_tier(ranks, remote,
     ranks.end()
     assert steps(remote)[-1] == 3
     assert CheckpointDirectory(remote).checkpoints()[0].id.history > 1, "though its directory knew of none"
+
+
+@pytest.mark.parametrize("options", [{"remote": "."}, {"remote_deletion_strategy": KeepLatestStepStrategy(2, ".")}])
+def test_invalid_remote_locations_are_refused(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="remote"):
+        DdpCheckpointer(".", **options)
 
 
 # --- at a URL
