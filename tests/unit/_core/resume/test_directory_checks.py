@@ -2,6 +2,7 @@
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def test_the_first_rank_of_each_of_several_nodes_checks_the_directory(tmp_path: 
     mark = mark_directory(tmp_path, "1" * 32)
     assert mark and mark_seen(str(tmp_path), of_node(1)) == (1, HOST, mark)
     assert mark_seen(str(tmp_path), of_node(1, local_rank=1)) is None
+    assert mark_seen("memory://restarted/workers", replace(of_node(1), restart_count=1)) is None
 
 
 def test_checking_a_directory_writes_nothing_and_never_fails(tmp_path: Path) -> None:

@@ -127,26 +127,6 @@ def test_a_job_waits_for_no_record_of_an_agent_whose_memory_it_has_and_whose_con
     three.leave(arena)
 
 
-def test_an_owner_in_another_container_is_not_said_to_be_dead_while_it_has_the_memory(
-    tmp_path: Path, start, caplog
-) -> None:
-    other, two = owning(tmp_path, start, elsewhere=True), Launch(tmp_path, "two")
-    at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))
-    assert two.admit().adopted and two.job.ended == {"one"}
-    [line] = caplog.messages
-    assert f"process {other.pid} of another pid namespace on " in line and ": it saves to " in line
-    two.tenure.close()
-
-
-def test_an_agent_that_has_released_its_memory_counts_as_one_that_may_still_publish(tmp_path: Path) -> None:
-    one, two = Launch(tmp_path, "one"), Launch(tmp_path, "two")
-    one.begin(1).release()
-    arena = two.admit()
-    assert arena.adopted and arena.ended == () and two.job.ended == set()
-    one.tenure.close()
-    two.leave(arena)
-
-
 def test_a_waiting_job_continues_when_the_owner_of_the_memory_is_killed(tmp_path: Path, start, caplog) -> None:
     other, two = owning(tmp_path, start), Launch(tmp_path, "two")
     at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))

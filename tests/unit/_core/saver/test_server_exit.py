@@ -3,8 +3,6 @@
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from tests.support.forked_programs import run
 
 JOB = """
@@ -43,42 +41,33 @@ JOB = """
         os.close(release)
         second = rank(1)
         save(second, 1)
-        BEHIND and begin(second, 2)
+        begin(second, 2)
         os.write(tell, b"x")
         os.read(hold, 1)  # until the first rank's process waits for it, or has ended
-        if BEHIND:
-            save(second, 2)
-            os.read(hold, 1)
+        save(second, 2)
+        os.read(hold, 1)
         os._exit(0)
     os.close(hold)
     first = rank(0)
     save(first, 1)
     os.read(told, 1)
-    if BEHIND:
-        save(first, 2)
-        let_finish = saver.Saver._let_finish
-        async def noted(self, **options):
-            os.write(release, b"x")
-            await let_finish(self, **options)
-        saver.Saver._let_finish = noted
+    save(first, 2)
+    let_finish = saver.Saver._let_finish
+    async def noted(self, **options):
+        os.write(release, b"x")
+        await let_finish(self, **options)
+    saver.Saver._let_finish = noted
     try:
         raise RuntimeError("the first rank fails")
     except RuntimeError as error:
-        FAILS
+        first.close()
+        service.leave_own_saver(failed=True)
+        sys.exit(repr(error))
 """
-FAILS = {
-    "raises": "raise",
-    "closes and exits with a code": "first.close(); service.leave_own_saver(failed=True); sys.exit(repr(error))",
-}
 
 
-@pytest.mark.parametrize(("behind", "how"), [(False, "raises"), (True, "closes and exits with a code")])
-def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(
-    tmp_path: Path, forked_launchers: None, behind: bool, how: str
-):
+def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(tmp_path: Path, forked_launchers: None):
     """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
-    program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])
-    [(code, said)] = run(tmp_path, program, [(tmp_path / "checkpoints",)])
+    [(code, said)] = run(tmp_path, textwrap.dedent(JOB), [(tmp_path / "checkpoints",)])
     assert code == 1 and "the first rank fails" in said
-    newest = sorted(path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*"))
-    assert newest == [f"checkpoint-{2 if behind else 1}"]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fastckpt._core.snapshot.background_copy import SpareCores, _position
+from fastckpt._core.snapshot.background_copy import _position
 from fastckpt._core.transfer.host_copy import leaves_none
 
 Place = tuple[object, int] | None
@@ -61,15 +61,3 @@ def test_each_call_of_a_function_is_a_place_of_its_own() -> None:
 def test_training_leaves_no_core_if_it_uses_most_of_all(cores: int, used: float, none: bool):
     assert leaves_none(cores, 1.0, used) is none
     assert leaves_none(cores, 0.1, used / 10) is none
-
-
-def test_training_that_waits_leaves_cores_and_what_the_copy_itself_used_is_not_of_training():
-    """One of one core is busy by the copy alone, as of a training that waits for a device."""
-    spare = SpareCores()
-    spare.none, spare._cores = True, 1
-    spare.begin()
-    start = time.thread_time()
-    while time.thread_time() - start < 0.05:
-        pass
-    spare.end(time.thread_time() - start)
-    assert not spare.none

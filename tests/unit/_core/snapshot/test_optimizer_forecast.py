@@ -1,8 +1,5 @@
 """The size of a training's state is known from its optimizers, before its first save."""
 
-import os
-import threading
-
 import pytest
 import torch
 
@@ -68,20 +65,3 @@ def test_an_optimizer_of_any_make_takes_its_steps(session, kind, held, size):
     for _ in range(3):
         odd.step()
     assert session.reports == ([{"model.pt": size}] if size else [])
-
-
-def test_nothing_is_reported_by_other_threads_or_processes_nor_after_the_end(session):
-    adam = optimizer(1)
-    thread = threading.Thread(target=lambda: [adam.step() for _ in range(3)])
-    thread.start()
-    thread.join()
-    assert session.reports == []
-    if (child := os.fork()) == 0:
-        for _ in range(3):
-            adam.step()
-        os._exit(len(session.reports))
-    assert os.waitpid(child, 0)[1] == 0
-    session.forecast.end()
-    for _ in range(3):
-        adam.step()
-    assert session.reports == []

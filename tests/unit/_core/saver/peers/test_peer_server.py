@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core.ipc import sealed
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.saver.peers import peer_server
 from fastckpt._core.saver.peers.peer_server import PeerServer
@@ -54,15 +53,3 @@ def test_an_agent_without_descriptors_or_threads_serves_others_once_it_has_some(
         time.sleep(3 * peer_server.PAUSE)
     for number in range(peer_server.STRANGERS + 1):  # no place is kept
         assert echo(server, str(number)) == str(number)
-
-
-def test_strangers_that_say_nothing_keep_places_for_a_bounded_time(
-    server: PeerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sealed, "GREETING_TIMEOUT", 0.3)
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * peer_server.STRANGERS)]
-    try:
-        assert echo(server, "amid them") == "amid them"
-    finally:
-        for each in idle:
-            each.close()

@@ -43,7 +43,6 @@ from tests.unit._core.saver.peers.agents import (
 SHARDS, STATES = "__1_0.distcp", {"rank_1.pt": b"r" * 10}
 SIZE = (2 << 20) + 5
 FULL = Headroom(SIZE - 1, SIZE, "its memory", MemoryLimit.HOST)
-in_both_media = pytest.mark.parametrize("keeper", ["memory", "disk"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +134,6 @@ def owner(tmp_path: Path, keeper: Keeper) -> Iterator[Owner]:
     made.sender.close()
 
 
-@in_both_media
 def test_a_copy_counts_with_its_digest_and_the_records_of_its_rank(keeper: Keeper, owner: Owner):
     """What is not kept of a rank is not held."""
     assert owner.send(5) is True and keeper.has(5)
@@ -166,7 +164,7 @@ def test_what_a_partner_has_is_not_sent_again_unless_its_bytes_are_others(keeper
     assert owner.send(5) and owner.counts.saves == 2 and keeper.has(5)
 
 
-@in_both_media
+@pytest.mark.parametrize("keeper", ["memory", "disk"], indirect=True)
 def test_two_places_are_kept_whose_memory_serves_again_and_is_released_by_a_successor(keeper: Keeper, owner: Owner):
     inodes = []
     for step in range(1, 7):
@@ -184,7 +182,6 @@ def test_two_places_are_kept_whose_memory_serves_again_and_is_released_by_a_succ
     assert keeper.files.release_old() and keeper.files.bytes() == 0
 
 
-@in_both_media
 def test_nothing_is_released_that_the_common_save_or_a_reader_needs(keeper: Keeper, owner: Owner):
     assert owner.send(1) and owner.send(2, common=1)
     keeper.readers.add(7)

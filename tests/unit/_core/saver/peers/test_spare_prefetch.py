@@ -204,6 +204,11 @@ def test_without_memory_for_two_slots_beside_nothing_is_prefetched_and_one_line_
     until(spare.steps)
 
 
+def test_an_answer_without_a_field_is_refused():
+    with pytest.raises(spare_prefetch.ProtocolError):
+        spare_prefetch.SaveAtRisk.from_json({"id": [1, 2]})
+
+
 def test_what_a_dead_spare_has_left_is_removed_by_the_next_one(first: First, spare: Spare):
     first.save(1)
     dead = SparePrefetch(spare.settings, lambda directory: 0)

@@ -5,7 +5,6 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -223,24 +222,6 @@ def test_a_live_job_is_waited_for_and_never_superseded_without_consent(fast_path
     assert Saver(fast_path, "two").begin() == (1, 1) and saver.save(2) == (1, 2)
 
 
-def test_a_superseded_job_publishes_reports_and_deletes_nothing_more(fast_path) -> None:  # noqa: F811
-    def act() -> object:
-        saver = Saver(fast_path, "old")
-        saver.begin()
-        for step in (1, 2):
-            saver.save(step)
-        stop()
-        return [*saver.save(3)]
-
-    other = Other(act)
-    other.wait_until_stopped()
-    new = Saver(fast_path, "new")
-    assert new.begin() == (1, 2) and new.save(3) == (2, 3)
-    assert "another job, which opened history 2" in str(other.go_on())
-    assert ids(new) == [(2, 3), (1, 2)]
-    new.tenure.close()
-
-
 def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None:  # noqa: F811
     """Somebody has emptied the directory: the next save opens its history once more."""
     saver = Saver(fast_path, "one")
@@ -270,23 +251,3 @@ def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path) -> No
     assert histories.create(Record(2, launch="new"))
     said = str(other.go_on())
     assert said.startswith("Superseded: ") and "which opened history 2" in said
-
-
-def test_a_killed_agent_is_not_waited_for_on_its_host(fast_path) -> None:  # noqa: F811
-    pid = os.fork()
-    if pid == 0:
-        saver = Saver(fast_path, "old")
-        saver.begin()
-        saver.save(1)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    saver = Saver(fast_path, "new")
-    histories, asked = saver.store.histories, []
-    newest = histories.newest
-    histories.newest = lambda **how: asked.append(1) or newest(**how)  # type: ignore[method-assign,func-returns-value]
-    assert saver.begin() == (1, 1) and asked == [1], "one look is enough"
-    record = histories.read(1)
-    assert isinstance(record, Record) and not record.closed
-    histories.write(replace(record, holder=dict(record.holder) | {"boot": "of another host"}))
-    asked.clear()
-    assert saver.begin() == (1, 1) and len(asked) >= 3, "of another host, it has to be stale"

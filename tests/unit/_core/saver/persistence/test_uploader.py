@@ -1,15 +1,16 @@
 """The remote tier: the newest is uploaded in the background and delays nothing of the storage tier."""
 
-import itertools
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastckpt._core import metrics
+from fastckpt._core.saver.persistence import durable_tiers as levels_module
 from fastckpt._core.saver.persistence import uploader as upload_module
 from fastckpt._core.storage.download_dir import make_staging, staging_path
 from fastckpt._core.storage.local import publish as publish_module
@@ -80,14 +81,20 @@ def save(member: DdpCheckpointer, *which: int) -> Any:
     return result
 
 
-def test_the_newest_checkpoint_is_uploaded_and_the_end_waits_for_it(ranks, remote, monkeypatch):
-    """Checkpoints of both tiers are read back if that is asked for."""
+def test_the_newest_checkpoint_is_uploaded_and_the_end_waits_for_it(ranks, remote, gate, said, monkeypatch):
+    """And logs at once what it waits for. Checkpoints of both tiers are read back if that is asked for."""
+    monkeypatch.setattr(levels_module, "NOTICES", (0.01,))
     read, read_back = set(), publish_module._read_back
     monkeypatch.setattr(publish_module, "_read_back", lambda path, digest: read.add(path) or read_back(path, digest))
     (member,) = ranks.start(remote=remote, verify="always")
     save(member, 1)
     member.save_checkpoint(2, state(2), storage_type=MEMORY)
-    ranks.end()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(ranks.end)
+        until(lambda: f"is on its way to {remote}. " in said.text, "what the end waits for")
+        gate.open.set()
+        ended.result(60)
+    assert "the end of the job waits: " in said.text and "s are left (--fast-flush-timeout)" in said.text
     assert steps(ranks.directory) == [1, 2] and steps(remote)[-1] == 2
     newest = CheckpointDirectory(remote).checkpoints()[0]
     CheckpointDirectory(remote).verify(newest)
@@ -111,7 +118,7 @@ def test_checkpoints_superseded_before_their_upload_are_not_uploaded_and_each_ti
     assert steps(ranks.directory) == [4]
 
 
-def test_a_failing_upload_is_reported_and_delays_nothing(ranks, remote, gate, said):
+def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, remote, gate, said):
     gate.error = OSError("no route")
     gate.open.set()
     (member,) = ranks.start(remote=remote)
@@ -119,25 +126,12 @@ def test_a_failing_upload_is_reported_and_delays_nothing(ranks, remote, gate, sa
     save(member, 1, 2)
     until(lambda: metrics.counts["upload_failures"] >= failures + 3, "retries")
     assert "the remote store is behind" in save(member, 3).trouble
-    assert steps(ranks.directory) == [1, 2, 3]
-    gate.error = None
-    until(lambda: steps(remote) == [3], "the newest alone, once it can")
-    later = itertools.count(4)
-    until(lambda: save(member, next(later)).trouble == "", "no trouble any more")
-    ranks.end()
-
-
-def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, remote, gate, said):
-    gate.error = OSError("no route")
-    gate.open.set()
-    (member,) = ranks.start(remote=remote)
-    save(member, 1)
     ranks.end()
     assert "the newest checkpoint is not in" in said.text and "The next job uploads it." in said.text
-    assert steps(remote) == []
+    assert steps(remote) == [] and steps(ranks.directory) == [1, 2, 3]
     gate.error = None
     ranks.start(remote=remote)
-    until(lambda: steps(remote) == [1], "what the job before could not upload")
+    until(lambda: steps(remote) == [3], "what the job before could not upload")
     ranks.end()
 
 
