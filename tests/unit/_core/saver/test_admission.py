@@ -74,13 +74,10 @@ def owning(
     then: Callable[[Launch, Arena], object] = lambda *_: 0,
     *,
     step: int = 1,
-    elsewhere: bool = False,
 ) -> Other:
-    """A launch that has saved a step, and stops; it may be in a pid namespace of its own, as its records tell."""
+    """A launch that has saved a step, and stops."""
 
     def act() -> object:
-        if elsewhere:
-            processes.pid_namespace = lambda: 1
         one = Launch(root, "one")
         arena = one.begin(step)
         stop()
@@ -112,9 +109,12 @@ def at_first_wait(launch: Launch, act: Callable[[], object]) -> None:
 
 
 def test_a_job_waits_for_no_record_of_an_agent_whose_memory_it_has_and_whose_container_was_killed(
-    tmp_path: Path, start, caplog
+    tmp_path: Path, start, caplog, monkeypatch
 ) -> None:
-    other, two = owning(tmp_path, start, elsewhere=True), Launch(tmp_path, "two")
+    with monkeypatch.context() as patch:  # in a pid namespace of its own, as its records tell
+        patch.setattr(processes, "pid_namespace", lambda: 1)
+        other = owning(tmp_path, start)
+    two = Launch(tmp_path, "two")
     os.kill(other.pid, signal.SIGKILL)
     two.admit()  # and killed as well, before it has saved anything: its lock ends with the descriptor
     two.tenure.close()

@@ -25,25 +25,17 @@ def test_memory_of_a_history_that_another_job_opened_is_discarded(
     def refuse(*_: Any, **__: Any) -> None:
         raise PersistError("as the test says")
 
-    for token, step in (("", 1), ("another", None)):
-        with monkeypatch.context() as patch:
-            patch.setattr(CheckpointDirectory, "publish", refuse)
-            (member,) = ranks.start()
-            ranks.load()
-            member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
-            ranks.end()
-        histories = CheckpointDirectory(directory).histories
-        record = histories.read(histories.newest())
-        assert record is not None and record.closed and record.token
-        if token:
-            path = directory / f".fastckpt/history-{record.history}"
-            path.write_bytes(replace(record, token=token).to_bytes())
-        ranks.start()
-        loaded = ranks.load()[0]
-        assert loaded.get("step") == step
-        assert ("another job has opened its history" in said.text) == bool(token)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointDirectory, "publish", refuse)
+        (member,) = ranks.start()
+        member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
         ranks.end()
-        shutil.rmtree(directory)
+    record = CheckpointDirectory(directory).histories.read(1)
+    assert record is not None and record.closed and record.token
+    (directory / ".fastckpt/history-1").write_bytes(replace(record, token="another").to_bytes())
+    ranks.start()
+    assert ranks.load()[0] == {} and "another job has opened its history" in said.text
+    ranks.end()
 
 
 def test_a_node_that_is_no_longer_first_lets_another_open_the_next_history(

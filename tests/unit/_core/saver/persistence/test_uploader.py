@@ -84,6 +84,7 @@ def save(member: DdpCheckpointer, *which: int) -> Any:
 def test_the_newest_checkpoint_is_uploaded_and_the_end_waits_for_it(ranks, remote, gate, said, monkeypatch):
     """And logs at once what it waits for. Checkpoints of both tiers are read back if that is asked for."""
     monkeypatch.setattr(levels_module, "NOTICES", (0.01,))
+    monkeypatch.setattr(levels_module, "NOTICE_INTERVAL", 0.1)
     read, read_back = set(), publish_module._read_back
     monkeypatch.setattr(publish_module, "_read_back", lambda path, digest: read.add(path) or read_back(path, digest))
     (member,) = ranks.start(remote=remote, verify="always")
