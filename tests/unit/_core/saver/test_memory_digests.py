@@ -1,20 +1,16 @@
 """Digests beside slots: of the save that stays the newest, and of persisted ones; without delaying anything."""
 
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io.direct import digest_file
 from fastckpt._core.memory import slots
 from fastckpt._core.saver import memory_digests
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state, until
 from tests.unit._core.saver.peers.agents import flip
-
-DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 def digests(slot: Path) -> dict[str, str]:
@@ -27,7 +23,7 @@ def slot_of(ranks: Ranks, step: int) -> Path:
     return slot
 
 
-def save(member: DdpCheckpointer, step: int, kind: StorageType = MEMORY) -> bool:
+def save(member: DdpCheckpointer, step: int, kind: StorageType = StorageType.MEMORY) -> bool:
     return bool(member.save_checkpoint(step, state(step), storage_type=kind))
 
 
@@ -36,28 +32,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_digests, "SETTLED", 0.02)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch, soon: None) -> tuple[threading.Event, threading.Event]:
-    """Digesting is held up after its first block: whether it has come so far, and what lets it go on."""
-    begun, go_on = threading.Event(), threading.Event()
-    wait_for = memory_digests._Pace.wait_for
-
-    def slowly(self: memory_digests._Pace, count: int) -> None:
-        begun.set()
-        go_on.wait(30)
-        wait_for(self, count)
-
-    monkeypatch.setattr(memory_digests._Pace, "wait_for", slowly)
-    return begun, go_on
-
-
 def test_a_persisted_save_gets_the_digests_of_its_copy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, directory: Path):
     """Its bytes are not read again."""
     monkeypatch.setattr(memory_digests, "SETTLED", 0.1)
     read: list[Path] = []
     monkeypatch.setattr(memory_digests, "digest_file", lambda path, **_: read.append(path) or "0" * 32)
     (one,) = ranks.start()
-    save(one, 1, DISK)
+    save(one, 1, StorageType.DISK)
     one.wait_latest_checkpoint(60)
     slot = slot_of(ranks, 1)
     assert digests(slot) == {name: digest_file(slot / name) for name in slots.read(slot).files}
@@ -66,28 +47,12 @@ def test_a_persisted_save_gets_the_digests_of_its_copy(ranks: Ranks, monkeypatch
     assert read == []
 
 
-def test_a_slot_that_is_being_digested_accepts_the_next_save(ranks: Ranks, held: tuple[threading.Event, ...]):
-    """It is no reason to skip one; nor are digests of the old save written beside the new one."""
-    begun, go_on = held
-    (one,) = ranks.start()
-    save(one, 1)
-    slot = slot_of(ranks, 1)
-    assert begun.wait(30)
-    assert all(save(one, step) for step in range(2, 8)), "each slot was written to in turn"
-    go_on.set()
-    until(lambda: digests(slot_of(ranks, 7)) != {}, "digests of the newest")
-    for path in slot.parent.glob("slot-*"):
-        for name, digest in digests(path).items():
-            assert digest == digest_file(path / name)
-    assert slots.read(slot).committed != SaveId(1, 1)
-
-
 class TestAfterWorkersDied:
     """What was digested before is read again, so that those who come need not."""
 
     def saved(self, ranks: Ranks) -> Path:
         for member in ranks.start(2):
-            save(member, 1, DISK)
+            save(member, 1, StorageType.DISK)
         slot = slot_of(ranks, 1)
         until(lambda: len(digests(slot)) == 3, "digests")
         return slot

@@ -1,15 +1,13 @@
 """Memory for images: reserving ahead of time never replaces an image of a save."""
 
 import asyncio
-import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from fastckpt._core.memory.arena import Arena, arena_path, slots_of
+from fastckpt._core.memory.arena import Arena, slots_of
 from fastckpt._core.memory.copies_folder import CopiesFolder
 from fastckpt._core.memory.headroom import Headroom, MemoryLimit
 from fastckpt._core.memory.slots import images_in
@@ -20,7 +18,6 @@ from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import ArenaTooSmall
 
 OLD, NEW = 1 << 20, 1 << 12
-LARGE = 4 << 20
 SHARD = 20 << 20
 """Bytes of a rank's shards. A copy of another node's takes as much, for each of two saves."""
 NO_COPIES = ReplicaRoom(lambda: 0, lambda: 0, CopiesFolder(Path("no arena")), is_optional=True)
@@ -39,13 +36,8 @@ def room_in(arena: Arena, copies: ReplicaRoom = NO_COPIES) -> Reservations:
     return Reservations(arena, [Slot(path) for path in arena.slots], lambda: None, copies)
 
 
-async def ahead(room: Reservations) -> None:
-    """The end of what is reserved ahead."""
-    await asyncio.gather(*room._ahead)
-
-
-def free(monkeypatch: pytest.MonkeyPatch, found: int, total: int | None = None) -> None:
-    limit = Headroom(found, total or found, "the test's limit", MemoryLimit.HOST)
+def free(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    limit = Headroom(found, found, "the test's limit", MemoryLimit.HOST)
     monkeypatch.setattr(room_module, "headroom", lambda *_: limit)
 
 
@@ -74,44 +66,13 @@ def test_room_reserved_for_a_dead_worker_does_not_replace_an_image_of_a_save(are
         assert not any(grant.done() for grant in grants)
         go_on.set()
         await asyncio.gather(*grants)
-        await ahead(room)
+        await asyncio.gather(*room._ahead)
         room.close()
 
     asyncio.run(restart())
     assert [images_in(slot.path) for slot in slots] == [{"model.pt": NEW}, {"model.pt": NEW}, {"model.pt": OLD}]
     assert sizes.index(("slot-0", OLD)) < sizes.index(("slot-0", NEW))
     assert ("slot-1", OLD) not in sizes
-
-
-class TestGuess:
-    """Pages are made ahead by what a training shows of its size; they count as free, and nobody else is pressed."""
-
-    @pytest.fixture
-    def arena(self) -> Iterator[Arena]:
-        made = Arena.open(arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0), "/checkpoints")
-        made.make_slots(3)
-        yield made
-        shutil.rmtree(made.path)
-
-    def guessed(self, arena: Arena) -> Reservations:
-        room = room_in(arena)
-
-        async def guess() -> None:
-            room.guess({"model.pt": LARGE}, 0)
-            await ahead(room)
-
-        asyncio.run(guess())
-        return room
-
-    @pytest.mark.parametrize(("room_before", "made"), [(3 * LARGE, 3 * LARGE), (3 * LARGE - 1, 0)])
-    def test_pages_are_made_ahead_with_ample_room_and_count_as_free(self, arena, monkeypatch, room_before, made):
-        free(monkeypatch, room_before, 8 * LARGE)
-        room = self.guessed(arena)
-        assert arena.begun_bytes() == made
-        free(monkeypatch, 0 if made else 3 * LARGE, 8 * LARGE)
-        asyncio.run(room.check({"model.pt": LARGE}))
-        assert len(room._slots) == 3
-        room.close()
 
 
 def test_a_slot_in_the_middle_of_whose_removal_its_owner_died_is_gone(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from tests.unit._core.saver.peers.agents import SECRET, Agent, flip, link_to, na
 
 SAVE = name_of(5)
 SIZE = (5 << 20) + 3
-STATES = {"rank_1.pt": b"r" * 100}
 
 
 class Source(Agent):
@@ -110,24 +109,3 @@ def test_only_files_of_the_save_are_given_and_none_is_kept_outside_of_it(
                 file_transfer.give(other, SAVE, source.held(), {name: b"data"})
         assert link.ask(SAVE.request("list"))["files"].keys() == {"model.pt", "rank_0.pt"}
     assert not list(tmp_path.rglob("*escape*"))
-
-
-def test_small_files_are_kept_for_another_node_given_back_and_become_those_of_its_ranks(
-    sources: Callable[..., Source], tmp_path: Path
-):
-    keeper, held = sources(), sources(1).held()
-    with keeper.link() as link:
-        file_transfer.give(link, SAVE, held, STATES)
-    kept = keeper.held()
-    assert kept.parts.keys() == {0, 1} and kept.files["rank_1.pt"].read_bytes() == STATES["rank_1.pt"]
-    assert kept.files["model.pt"] == keeper.model
-    into = tmp_path / "into"
-    into.mkdir()
-    files = fetched(into, keeper, names=("model.pt", "rank_1.pt"))
-    assert files.parts[1] == held.parts[1]
-    assert not fetcher.make_ours(into, SAVE, files, [2], 1)
-    assert slots.read(into).committed is None
-    assert fetcher.make_ours(into, SAVE, files, [1], 1)
-    records = slots.read(into)
-    assert records.committed == SAVE.id and records.files == {"model.pt": SIZE, "rank_1.pt": 100}
-    assert records.details == held.details and records.digests == dict(files.digests)

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,7 @@ from fastckpt._core.storage.download_dir import make_staging, staging_path
 from fastckpt._core.storage.local import publish as publish_module
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.remote.remote_store import RemoteStore
-from fastckpt.ddp import (
-    DdpCheckpointer,
-    KeepLatestStepStrategy,
-    StorageType,
-)
+from fastckpt.ddp import CheckpointDeletionStrategy, DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import ConfigError, PersistError
 from tests.e2e.ddp.conftest import Ranks, state, until
 from tests.unit._core.saver.peers.agents import flip
@@ -163,7 +159,19 @@ def test_resume_prefers_the_newest_step_and_then_the_nearest_tier(ranks, remote,
     assert CheckpointDirectory(remote).checkpoints()[0].id.history > 1, "though its directory knew of none"
 
 
-@pytest.mark.parametrize("options", [{"remote": "."}, {"remote_deletion_strategy": KeepLatestStepStrategy(2, ".")}])
+class OfAUser(CheckpointDeletionStrategy):
+    def clean_up(self, step: int, delete_func: Callable[[str], None]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"remote": "."},
+        {"remote_deletion_strategy": KeepLatestStepStrategy(2, ".")},
+        {"remote": "s3://bucket/copy", "remote_deletion_strategy": OfAUser()},
+    ],
+)
 def test_invalid_remote_locations_are_refused(tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="remote"):
