@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from fastckpt._core.client import collective, mailbox
-from fastckpt._core.client.collective import Agreement, PeerDeparted, PeerFailed, SingleRank
+from fastckpt._core.client.collective import Agreement, PeerDeparted, PeerFailed
 from fastckpt._core.client.job_store import JobRanks
-from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
+from fastckpt.errors import BadCheckpoint, FastckptError, NotDurable
 from tests.support.counting_store import CountingStore
 
 DEADLINE = 120
@@ -27,13 +27,13 @@ class Ranks:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._kind, self._folder, self._hash = kind, folder, dist.HashStore()
+        self._kind, self._folder = kind, folder
         self._stores: list[CountingStore] = []
 
     def _store(self, world: int) -> dist.Store:
-        if self._kind == "tcp":
-            return dist.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=DEADLINE))
-        return self._hash if self._kind == "hash" else dist.FileStore(str(self._folder / "store"), world)
+        if self._kind == "file":
+            return dist.FileStore(str(self._folder / "store"), world)
+        return dist.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=DEADLINE))
 
     def start(self, world: int, job: Job) -> list[Any]:
         """What the job returns or raises in each rank."""
@@ -84,8 +84,8 @@ def rank_of(agreement: Agreement) -> int:
     return agreement._ranks.rank
 
 
-@pytest.mark.parametrize("world", [2, 5])
-@pytest.mark.parametrize("way", ["gathered", "decided", "sent early"])
+@pytest.mark.parametrize("world", [5])
+@pytest.mark.parametrize("way", ["decided", "sent early"])
 def test_an_agreement_costs_at_most_four_messages_for_each_rank(ranks: Ranks, world: int, way: str) -> None:
     """The second: the first has nothing of an earlier one to remove."""
     together = threading.Barrier(world)
@@ -103,7 +103,7 @@ def test_an_agreement_costs_at_most_four_messages_for_each_rank(ranks: Ranks, wo
                 together.wait(DEADLINE)
                 heard.append(answers())
             else:
-                heard.append(agreement.gather(value) if way == "gathered" else agreement.decide(value, max))
+                heard.append(agreement.decide(value, max))
             together.wait(DEADLINE)
         return heard
 
@@ -113,7 +113,7 @@ def test_an_agreement_costs_at_most_four_messages_for_each_rank(ranks: Ranks, wo
     assert ranks.messages == (3 * world + 3 if way == "sent early" else 4 * world)
 
 
-@pytest.mark.parametrize("ranks", ["tcp", "hash", "file"], indirect=True)
+@pytest.mark.parametrize("ranks", ["tcp", "file"], indirect=True)
 def test_values_larger_than_a_store_value_are_received_whole(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "PIECE", 1000)
     monkeypatch.setattr(mailbox, "MOST_READ", 2)
@@ -130,13 +130,17 @@ def test_values_larger_than_a_store_value_are_received_whole(ranks: Ranks, monke
 
 
 def test_agreements_leave_only_what_the_next_one_removes(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several names do not wait for each other: the first rank has heard both before the other hears one."""
     monkeypatch.setattr(mailbox, "PIECE", 10)
     together, counts = threading.Barrier(2), []
 
     def job(agreement: Agreement) -> None:
-        for _ in range(6):
+        rank, other = rank_of(agreement), agreement.sibling("other")
+        for step in range(6):
             agreement.gather("x" * 100)
-            agreement.send("y" * 100)()
+            first, second = agreement.send("y" * 100), other.send([step, rank])
+            heard = [second(), first()] if rank == 0 else [first(), second()][::-1]
+            assert heard == [[[step, 0], [step, 1]], ["y" * 100] * 2]
             together.wait(DEADLINE)
             if rank_of(agreement) == 0:
                 counts.append(ranks.keys())
@@ -146,30 +150,9 @@ def test_agreements_leave_only_what_the_next_one_removes(ranks: Ranks, monkeypat
     assert len(set(counts[1:])) == 1
 
 
-def test_no_rank_waits_for_the_first_one_to_read_what_was_sent(ranks: Ranks) -> None:
-    """The first rank sends, and asks for the answers only when all others have theirs."""
-    others = threading.Barrier(3)
-
-    def job(agreement: Agreement) -> Any:
-        answers = agreement.send(rank_of(agreement))
-        if rank_of(agreement) == 0:
-            others.wait(DEADLINE)
-            return answers()
-        heard = answers()
-        others.wait(DEADLINE)
-        return heard
-
-    assert ranks.start(3, job) == [[0, 1, 2]] * 3
-
-
-class Refused(FastckptError):
-    """An error of this test."""
-
-
-@pytest.mark.parametrize("error", [ConfigError, Refused])
-def test_an_error_of_the_deciding_rank_is_raised_by_all(ranks: Ranks, error: type[FastckptError]) -> None:
+def test_an_error_of_the_deciding_rank_is_raised_by_all(ranks: Ranks) -> None:
     def decide(values: list[Any]) -> Any:
-        raise error("no, for 'this'")
+        raise NotDurable("no, for 'this'")
 
     def job(agreement: Agreement) -> list[Any]:
         found: list[Any] = []
@@ -180,17 +163,16 @@ def test_an_error_of_the_deciding_rank_is_raised_by_all(ranks: Ranks, error: typ
                 found.append((type(raised), str(raised)))
         return found
 
-    assert ranks.start(3, job) == [[(error, "no, for 'this'"), [0, 1, 2]]] * 3
+    assert ranks.start(3, job) == [[(NotDurable, "no, for 'this'"), [0, 1, 2]]] * 3
 
 
-@pytest.mark.parametrize("decide", [lambda values: values[7], lambda values: object(), lambda values: {}[0]])
-def test_a_defect_of_the_deciding_rank_ends_the_wait_of_the_others(ranks: Ranks, decide: Callable[..., Any]) -> None:
-    first, *others = ranks.start(3, lambda agreement: agreement.decide(0, decide))
-    assert isinstance(first, (LookupError, TypeError)) and not isinstance(first, FastckptError)
+def test_a_defect_of_the_deciding_rank_ends_the_wait_of_the_others(ranks: Ranks) -> None:
+    first, *others = ranks.start(3, lambda agreement: agreement.decide(0, lambda values: object()))
+    assert isinstance(first, TypeError) and not isinstance(first, FastckptError)
     assert [(type(each), "rank 0 has failed to decide" in str(each)) for each in others] == [(FastckptError, True)] * 2
 
 
-@pytest.mark.parametrize(("failing", "rounds"), [({0}, 0), ({2}, 1), ({0, 2}, 1), ({1, 2}, 0), ({0, 1, 2}, 1)])
+@pytest.mark.parametrize(("failing", "rounds"), [({0, 2}, 1), ({1, 2}, 0)])
 def test_what_ranks_raise_between_two_rounds_is_raised_by_all_which_are_in_step_then(
     ranks: Ranks, failing: set[int], rounds: int
 ) -> None:
@@ -235,9 +217,7 @@ def test_a_rank_that_does_not_come_in_time_is_named(ranks: Ranks) -> None:
     assert isinstance(first, dist.DistStoreError) and "rank 1 did not come within 0.2 s" in str(first)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "way", "leaver"), [("tcp", "gather", 0), ("tcp", "send", 2), ("file", "send", 0)], indirect=["ranks"]
-)
+@pytest.mark.parametrize(("way", "leaver"), [("gather", 0), ("send", 2)])
 def test_all_waiting_ranks_learn_of_a_rank_that_left(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, leaver: int, way: str
 ) -> None:
@@ -285,23 +265,9 @@ def test_the_list_of_a_rank_that_left_while_it_made_it_is_made_by_another(
     assert ranks.start(3, job) == [[0, 1, 2], [0, 1, 2], None]
 
 
-def test_a_single_rank_decides_as_if_its_value_was_sent() -> None:
-    def refuse(values: list[Any]) -> Any:
-        raise ConfigError("no")
-
-    ranks = SingleRank()
-    assert ranks.decide((1, {2: 3}), lambda values: (values, 4)) == [[[1, {"2": 3}]], 4]
-    assert ranks.gather((1,)) == [[1]]
-    with pytest.raises(ConfigError, match="no"):
-        ranks.decide(1, refuse)
-
-
 def test_equal_values_are_sent_to_all_once_and_those_that_only_compare_equal_are_kept_apart(ranks: Ranks) -> None:
     said = [{"a": 1}, {"a": 1}, {"a": True}, 1, True, 1.0, 1.0, "1"]
     heard = ranks.start(len(said), lambda agreement: repr(agreement.gather(said[rank_of(agreement)])))
     assert heard == [repr(said)] * len(said)
-    lengths = {
-        len(json.dumps(collective._runs([{"value": "x" * 1000}] * world)))  # what each rank receives
-        for world in (100, 999)
-    }
-    assert len(lengths) == 1
+    runs = collective._runs([{"value": "x" * 1000}] * 999)  # what each rank receives
+    assert len(json.dumps(runs)) < 1100

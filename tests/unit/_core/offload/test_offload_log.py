@@ -68,18 +68,6 @@ def test_the_number_of_events_does_not_grow_with_the_steps(ranks, tmp_path, monk
     assert len(events) == 3, "what is reported is not reported again"
 
 
-def test_what_came_is_reported_again_after_a_pause(ranks, tmp_path, monkeypatch, events):  # noqa: F811
-    for name in ("PAUSE", "RARELY"):
-        monkeypatch.setattr(offload_log, name, 0.0)
-    ranks.start()
-    offload = ActivationOffload(tmp_path, budget="4MiB")
-    for _ in range(5):
-        step(offload)
-    ranks.end()
-    assert names(events) == ["planned", *["measured"] * 4]
-    assert [event["steps"] for event in events[1:]] == [1, 2, 3, 4]
-
-
 def test_steps_that_always_differ_report_their_first_plans_and_count_all(ranks, tmp_path, monkeypatch, events):  # noqa: F811
     monkeypatch.setattr(offload_log, "PAUSE", FOREVER)
     ranks.start()
@@ -144,19 +132,3 @@ def test_a_forked_process_does_not_speak_on_the_connection_of_its_parent(ranks, 
     assert one._writer.link.status().waiting == 0 and not events
     worker_reports.report(message)
     until(lambda: len(events) == 1, "the parent's own")
-
-
-def test_a_report_without_a_saver_is_dropped_with_a_warning(ranks, said, tmp_path, events):  # noqa: F811
-    ranks.start()
-    ranks.saver.close()
-    offload = ActivationOffload(tmp_path, budget="4MiB")
-    for _ in range(3):
-        step(offload)
-    assert "could not report to the saver what is offloaded" in said.text and not events
-
-
-def test_an_offload_that_was_never_entered_reports_nothing(ranks, tmp_path, events):  # noqa: F811
-    ranks.start()
-    kept = ActivationOffload(tmp_path)
-    ranks.end()
-    assert not events and kept.report().forwards == 0

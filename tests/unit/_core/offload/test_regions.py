@@ -1,7 +1,5 @@
 """Regions never overlap, are in sequence within a step, and the file grows only where no free place is large enough."""
 
-from itertools import pairwise
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,15 +36,3 @@ def gaps(taken: list[Region], end: int) -> list[int]:
     ordered = sorted(taken, key=lambda each: each.start)
     edges = [0, *(edge for region in ordered for edge in (region.start, region.end)), end]
     return [after - before for before, after in zip(edges[::2], edges[1::2], strict=True)]
-
-
-@given(st.lists(st.integers(1, 9 * UNIT), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_each_step_gets_the_regions_of_the_first_one_in_sequence(sizes, random):
-    regions, steps = Regions(UNIT), []
-    for _ in range(3):
-        step = [regions.take(size) for size in sizes]
-        assert all(before.end == after.start for before, after in pairwise(step))
-        steps.append(step)
-        for region in random.sample(step, len(step)):
-            regions.give_back(region)
-    assert steps == [steps[0]] * 3

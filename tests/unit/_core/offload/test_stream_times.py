@@ -42,29 +42,6 @@ def times(*milliseconds: float) -> StreamTimes:
     return StreamTimes(GPU, lambda device: At(next(marks)))
 
 
-def test_a_wait_counts_as_far_as_the_stream_was_idle():
-    """The host may wait long, and the stream still have work: then nothing is between both marks."""
-    made = times(5, 15, 30, 35, 40, 40, 45)
-    made.note("first")
-    made.note("second")
-    made.waited()  # idle from 15 to 30
-    made.note("third")
-    made.note("fourth")
-    made.waited()  # not idle
-    made.note("last")
-    assert made.seconds() == pytest.approx({"first": 0, "second": 0.01, "third": 0.015, "fourth": 0.02, "last": 0.025})
-    assert made.idle() == pytest.approx(0.015)
-
-
-def test_times_are_known_once_the_stream_has_come_to_the_last_mark():
-    made = times(5, 10, 2000)
-    made.note("first")
-    made.note("second")
-    assert made.are_known
-    made.waited()
-    assert not made.are_known
-
-
 def test_a_pass_on_a_gpu_has_the_times_of_its_stream():
     forward = ForwardPass()
     saved = [Saved(100, GPU), Saved(200, GPU)]
@@ -83,15 +60,3 @@ def test_a_pass_on_a_gpu_has_the_times_of_its_stream():
     assert (found.forward, found.backward) == pytest.approx((0.02, 0.03))
     assert found.encode_rate == inf
     assert forward.wait == pytest.approx(0.06)
-
-
-@pytest.mark.parametrize("other", [torch.device("cpu"), torch.device("cuda", 1)])
-def test_a_pass_on_several_devices_has_the_times_of_the_host(other):
-    forward = ForwardPass()
-    saved = [Saved(100, GPU), Saved(200, other)]
-    forward.times = times(*range(10))
-    for number, each in enumerate(saved):
-        forward.add(each, number)
-    assert forward.times is None
-    forward.end_forward()
-    assert forward.forward > 0
