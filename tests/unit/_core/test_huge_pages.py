@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fastckpt._core.huge_pages import HUGE, Mapping, collapse, is_in_memory, own_pages, window
+from fastckpt._core.huge_pages import HUGE, Mapping, collapse, own_pages, window
 from fastckpt._core.memory.pages import allocate
 
 SIZE = 3 * HUGE + 5
@@ -52,35 +52,6 @@ def test_a_window_maps_its_part_of_a_file(descriptor, offset, length):
             assert view == data
             assert part.address % HUGE == offset % HUGE
             assert view.readonly
-
-    assert_unmaps(use, descriptor)
-
-
-def test_files_in_memory_are_distinguished_from_files_on_a_disk(descriptor):
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        assert is_in_memory(file.fileno())
-    assert not is_in_memory(descriptor)
-    assert not is_in_memory(-1)
-
-
-def test_a_window_that_cannot_be_mapped_raises(descriptor):
-    directory = os.open("/", os.O_RDONLY)
-
-    def use() -> None:
-        for bad in (-1, directory):
-            with pytest.raises(OSError), window(bad, 0, HUGE):
-                pass
-        with pytest.raises(OSError, match="Invalid argument"), window(descriptor, 1, 10):
-            pass
-
-    assert_unmaps(use, descriptor)
-    os.close(directory)
-
-
-def test_a_window_is_unmapped_when_its_user_fails(descriptor):
-    def use() -> None:
-        with pytest.raises(KeyError), window(descriptor, 0, mmap.PAGESIZE):
-            raise KeyError
 
     assert_unmaps(use, descriptor)
 
@@ -142,7 +113,3 @@ def test_own_memory_keeps_its_bytes_in_large_pages_and_shared_memory_is_left_out
     for address in found:
         collapse(address)
     assert bytes(own) == data
-
-
-def test_what_cannot_be_in_large_pages_is_left_as_it_is():
-    collapse(0)  # nothing is mapped there

@@ -70,16 +70,6 @@ def test_the_newest_value_of_each_name_is_taken_once(values):
     assert values.take() == (2, {})
 
 
-def test_a_follower_is_called_once_for_what_was_logged_before_or_comes_first(values):
-    calls = []
-    values.follow(lambda: calls.append("later"))
-    assert not calls
-    values.put(1, {"a": 1})
-    values.put(2, {"a": 1})
-    values.follow(lambda: calls.append("now"))
-    assert calls == ["later", "now"]
-
-
 def test_a_forked_child_logs_for_nobody_and_returns():
     fastckpt.metrics.log(7, {"of the parent": 1})
     if (pid := os.fork()) == 0:
@@ -87,11 +77,6 @@ def test_a_forked_child_logs_for_nobody_and_returns():
         os._exit(0 if metrics.logged().take() == (8, {"of the child": 2.0}) else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert metrics.logged().take() == (7, {"of the parent": 1.0})
-
-
-def test_events_have_texts_for_what_json_does_not_have():
-    found = metrics.finite({"a": math.nan, "b": math.inf, "c": -math.inf, "d": 1.5})
-    assert found == {"a": "NaN", "b": "+Inf", "c": "-Inf", "d": 1.5}
 
 
 def test_the_saver_keeps_the_newest_values_of_each_rank_in_bounded_memory():

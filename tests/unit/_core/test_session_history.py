@@ -69,12 +69,6 @@ def test_a_checkpointer_that_never_loads_is_paired_after_two_saves(pair: Pair):
     assert found == [({}, {}), ({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
 
 
-def test_saves_of_an_earlier_version_are_paired_after_two_steps(pair: Pair):
-    load(pair, 10, paired=False)
-    found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12)]
-    assert found == [({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
-
-
 def test_checkpointers_of_other_ranks_and_closed_ones_are_not_paired(pair: Pair):
     load(pair, 10)
     other = history("/c", 1, 3)

@@ -1,24 +1,10 @@
 """Objects of a training run, whatever wraps its model."""
 
-from pathlib import Path
-from typing import Any
-
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from fastckpt._core.replicas.trained_state import unwrapped
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader
-from tests.unit._core.client.test_collective import in_ranks
-
-
-def test_a_module_is_found_inside_its_wrappers(tmp_path: Path) -> None:
-    def job(rank: int) -> list[Any]:
-        whole = DistributedDataParallel(nn.Linear(4, 4))
-        return [unwrapped(whole) is whole.module, unwrapped(nn.DataParallel(whole.module)) is whole.module]
-
-    assert in_ranks(tmp_path, job) == [[True, True]] * 2
 
 
 def test_a_second_loader_resumes_at_the_position_of_each_rank() -> None:

@@ -9,14 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import default_collate
 
 from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError
 from tests.unit.data.jobs import Endless, Indexed
-
-BATCHES = 4
-"""Of an epoch."""
 
 
 def loader_of(state: dict[str, Any] | None = None, **options: Any) -> ResumableDataLoader:
@@ -26,7 +22,7 @@ def loader_of(state: dict[str, Any] | None = None, **options: Any) -> ResumableD
     return loader
 
 
-@pytest.mark.parametrize("saved", [1, 3, 4, 5, 8])
+@pytest.mark.parametrize("saved", [1, 4, 5])
 def test_a_loop_with_a_new_iterator_per_batch_resumes_at_an_epochs_end(saved: int) -> None:
     """Also if the job is killed once more, before it has shown how it goes through the loader."""
 
@@ -40,17 +36,6 @@ def test_a_loop_with_a_new_iterator_per_batch_resumes_at_an_epochs_end(saved: in
     batches += take(second, 1)
     batches += take(loader_of(second.state_dict()), 11 - saved)
     assert batches == whole
-
-
-def test_a_loop_with_epochs_of_one_batch_reaches_its_epochs_end() -> None:
-    """What follows the loop, such as a validation, comes after a resume, too."""
-    loader = ResumableDataLoader(list(range(4)), 4, num_replicas=1, rank=0)
-    for _ in range(3):
-        for _ in loader:
-            state = loader.state_dict()
-    again = ResumableDataLoader(list(range(4)), 4, num_replicas=1, rank=0)
-    again.load_state_dict(state)
-    assert list(again) == [] and len(list(again)) == 1
 
 
 @pytest.mark.parametrize(("dataset", "collects"), [(Indexed(8), False), (Endless(8), True)])
@@ -73,14 +58,6 @@ def test_itertools_cycle_resumes_at_an_epochs_end_with_a_warning(
     assert len([next(itertools.cycle(again)) for _ in range(2)]) == 2 and again.epoch == 1
 
 
-def test_a_cycle_of_other_objects_beside_a_loader_gets_no_warning(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
-    loader = loader_of()
-    for epoch, _ in zip(range(2), itertools.cycle([0]), strict=False):
-        assert len(list(zip(loader, itertools.cycle("ab"), strict=False))) == BATCHES and loader.epoch == epoch + 1
-    assert not caplog.text
-
-
 def fetching(loader: ResumableDataLoader) -> Iterator[Any]:
     """One ahead, as apex and timm do while the device computes."""
     batches = iter(loader)
@@ -98,7 +75,7 @@ def threaded(loader: ResumableDataLoader) -> Iterator[Any]:
         yield batch
 
 
-@pytest.mark.parametrize("saved", [2, 4, 5, 8])
+@pytest.mark.parametrize("saved", [2, 4])
 @pytest.mark.parametrize("ahead", [fetching, threaded])
 def test_batches_fetched_ahead_are_not_lost_by_a_resume(ahead: Callable[..., Iterator[Any]], saved: int) -> None:
     def train(loader: ResumableDataLoader, steps: int) -> tuple[list[list[int]], dict[str, Any]]:
@@ -138,19 +115,7 @@ def test_wrong_counts_of_used_batches_are_refused() -> None:
         loader_of().used()
 
 
-def test_our_loader_has_the_attributes_of_a_data_loader() -> None:
-    given = {"collate_fn": list, "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "timeout": 5}
-    loader = loader_of(**given)
-    expected = given | {"batch_sampler": None, "generator": None, "pin_memory": False}
-    assert {name: getattr(loader, name) for name in expected} == expected
-    assert loader_of().collate_fn is default_collate
-    batches = [[0, 1], [2, 3]]
-    assert ResumableDataLoader(list(range(4)), batch_sampler=batches).batch_sampler is batches
-    with pytest.raises(AttributeError, match="no attribute 'lenght'"):
-        loader.lenght  # noqa: B018
-
-
-@pytest.mark.parametrize("saved", [1, 3, 4, 5])
+@pytest.mark.parametrize("saved", [1, 4])
 def test_a_prefetching_thread_loses_no_batch_at_epoch_ends(saved: int) -> None:
     """It asks for no batch after the last of an epoch, and goes on to the next while some are not used."""
 

@@ -54,17 +54,6 @@ def test_a_new_iterator_continues_where_the_former_one_stopped() -> None:
         next(older)
 
 
-def test_set_epoch_of_the_current_epoch_keeps_the_position() -> None:
-    loader = loader_of()
-    next(iter(loader))
-    loader.set_epoch(0)
-    assert loader.state_dict()["cursor"] == 2
-    loader.sampler.set_epoch(3)
-    assert (loader.epoch, loader.state_dict()["cursor"]) == (3, 0)
-    with pytest.raises(ConfigError, match="epoch is -1"):
-        loader.set_epoch(-1)
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_unused_iterator_begins_at_a_position_set_later(num_workers: int) -> None:
     """Lightning makes its iterator before it tells the sampler the epoch."""
@@ -80,8 +69,7 @@ def test_an_unused_iterator_begins_at_a_position_set_later(num_workers: int) -> 
         next(iterator)
 
 
-@pytest.mark.parametrize("length", [7, 8, 12])
-@pytest.mark.parametrize(("sampler_drops", "loader_drops"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("length", "sampler_drops", "loader_drops"), [(7, False, False), (7, True, True)])
 def test_without_shuffling_batches_equal_those_of_distributed_sampler(
     length: int, sampler_drops: bool, loader_drops: bool
 ) -> None:
@@ -159,24 +147,17 @@ def test_batches_of_a_batch_sampler_are_distributed_whole() -> None:
 SAMPLER = ResumableSampler(Indexed(3), 1, 0)
 REFUSED = [
     ({"generator": torch.Generator()}, "give seed"),
-    ({"in_order": False}, "in_order"),
-    ({"seeding": "always"}, "seeding is 'always'"),
     ({"accumulate": 0}, "accumulate is 0"),
-    ({"drop_last": True, "uneven": True}, "either dropped or not"),
     ({"drop_last": True, "batch_size": None}, "batch_size is None"),
     ({"sampler": [0], "shuffle": True}, "leave shuffle"),
     ({"sampler": [0], "batch_sampler": [[0]]}, "leave shuffle and batch_sampler out"),
     ({"batch_sampler": [[0]], "batch_size": 3}, "leave batch_size"),
     ({"sharded": True}, "iterable data sets"),
-    ({"batch_size": 0}, "batch_size is 0"),
     ({"num_replicas": 2, "rank": 2}, "rank is 2 of 2"),
     ({"seed": 2**63}, "seed is 9223372036854775808"),
     ({"color": "red"}, r"no argument 'color'"),
-    ({"sampler": SAMPLER, "rank": 0}, "to it alone"),
     ({"sampler": SAMPLER, "seed": 4}, "to it alone"),
     ({"batch_size": 2.5}, "batch_size is 2.5; give a whole number"),
-    ({"accumulate": 1.5}, "accumulate is 1.5; give a whole number"),
-    ({"num_workers": "2"}, "num_workers is '2'; give a whole number"),
 ]
 
 

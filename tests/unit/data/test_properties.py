@@ -1,6 +1,5 @@
 """Jobs that are killed at random and come back with other numbers of ranks, batch sizes and workers lose no sample."""
 
-import itertools
 import random
 from typing import Any
 
@@ -96,15 +95,3 @@ def test_ranks_share_each_step_by_the_documented_rule(rest: Remainder) -> None:
         assert len(seen) == cursor if rest is not Remainder.PAD else length <= len(seen) < length + 9
         limit = {Remainder.PAD: 1, Remainder.UNEVEN: 1, Remainder.EVEN: world, Remainder.DROP: world * batch}[rest]
         assert 0 <= left < limit
-
-
-@pytest.mark.parametrize("rest", list(Remainder))
-def test_the_number_of_steps_is_that_of_an_epoch(rest: Remainder) -> None:
-    for length, world, batch in itertools.product(range(0, 40, 3), (1, 2, 5), (1, 4)):
-        for rank in range(world):
-            split = Split(rank, world, batch, rest)
-            cursor, steps = 0, 0
-            while split.positions(cursor, length):
-                cursor += split.taken(cursor, length)
-                steps += 1
-            assert split.steps(length) == steps

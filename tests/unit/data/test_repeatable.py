@@ -21,7 +21,6 @@ from PIL import Image
 from torch.utils.data import IterableDataset
 
 from fastckpt.data import ResumableDataLoader, data_state, load_data_state
-from fastckpt.data.streams import trial
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
@@ -83,23 +82,11 @@ class Refusing(Endless):
         yield from super().__iter__()
 
 
-class Kept(Buffered):
-    """Goes on with one generator from opening to opening."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.rng = random.Random(3)
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.rng.sample(range(self.length), self.length)
-
-
 @pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (Buffered, "Buffered gives other samples when it is opened again: sample [0-9]+ is another one.*set_epoch"),
-        (Kept, "Kept gives other samples when it is opened again: sample [0-9]+ is another one"),
         (Once, "sample 0 is another one"),
         (Refusing, r"sample 0 is missing there \(ConnectionRefusedError: busy\)"),
     ],
@@ -142,11 +129,6 @@ def test_a_stream_whose_order_is_made_of_earlier_epochs_is_refused(sharded: bool
     assert len(list(ResumableDataLoader(one, 4, sharded=sharded, num_workers=workers))) == 10
 
 
-def test_a_stream_that_was_read_to_its_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sample 0 is missing there \(the stream has ended\)"):
-        next(iter(ResumableDataLoader(Once(20), 4)))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
     workers: int, caplog: pytest.LogCaptureFixture
@@ -158,25 +140,6 @@ def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
     assert len(used[0]) == 100 and len(set(used[0])) < 100
     assert caplog.text.count("Buffered need not give the same samples at each start (repeatable=False)") == 3
     assert "is not the one" not in caplog.text
-
-
-def test_waiting_for_the_second_opening_of_a_stream_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As of a pipe that has one writer."""
-    monkeypatch.setattr(trial, "PATIENCE", 0.05)
-
-    class Pipe(Endless):
-        opened = 0
-
-        def __iter__(self) -> Iterator[Any]:
-            self.opened += 1
-            while self.opened == 2 and "opened a second time" not in caplog.text:
-                time.sleep(0.01)
-            yield from super().__iter__()
-
-    assert len(list(ResumableDataLoader(Pipe(9), 3))) == 3
-    assert "if it can be opened once only, pass repeatable=False" in caplog.text
 
 
 def test_repeatable_true_opens_a_stream_only_once() -> None:
@@ -335,19 +298,11 @@ def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest
     assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
 
 
-@pytest.mark.parametrize(("length", "most"), [(2, 2), (5, 4), (40, 7), (40, 30)])
+@pytest.mark.parametrize(("length", "most"), [(5, 4), (40, 7)])
 def test_a_wrong_stream_state_is_noticed_whatever_the_stream_buffers(length: int, most: int) -> None:
     for batches in range(1, length // 4 + 2, 2):
         used = killed_every(lambda: Packed(length, most), batches, 2)
         assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
-
-
-def test_conflicting_stream_arguments_are_refused() -> None:
-    with pytest.raises(ConfigError, match="Endless has no state_dict to go on by"):
-        ResumableDataLoader(Endless(3), count=False)
-    for name in ("repeatable", "count"):
-        with pytest.raises(ConfigError, match=f"{name}=True is for iterable data sets"):
-            ResumableDataLoader([1, 2], **{name: True})
 
 
 # ---------- webdataset ----------
@@ -392,14 +347,6 @@ def test_checksums_differ_for_unlike_samples_and_agree_between_processes() -> No
     done = subprocess.run([sys.executable, "-c", command], cwd=root, env=os.environ | {"PYTHONHASHSEED": "1"},
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert done.stdout == f"{[checksum(each) for each in samples(0)]}\n", "the same in each process"
-
-
-def test_samples_that_cannot_be_compared_count_by_their_type() -> None:
-    circle: list[Any] = []
-    circle.append(circle)
-    for strange in (circle, torch.empty(2, device="meta"), torch.eye(2).to_sparse(), lambda: 1, Plain, iter([1])):
-        assert checksum(strange) == checksum(strange)
-    assert checksum(list(range(10**5))) == checksum(list(range(10**5)))
 
 
 if __name__ == "__main__":

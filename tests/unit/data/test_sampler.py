@@ -46,16 +46,6 @@ def test_samples_drawn_ahead_by_workers_do_not_count_as_used() -> None:
     assert first + list(again) == list(ResumableSampler(Indexed(20), 1, 0))
 
 
-def test_a_sampler_advances_its_epochs_by_itself() -> None:
-    sampler = ResumableSampler(Indexed(6), 2, 1)
-    first = list(sampler)
-    sampler.advance(3)
-    second = list(sampler)
-    assert sampler.position.epoch == 1 and len(first) == len(second) == 3
-    sampler.set_epoch(0)
-    assert list(sampler) == first
-
-
 def test_a_sampler_without_advance_works_and_refuses_to_save() -> None:
     sampler = ResumableSampler(Indexed(6), 1, 0)
     orders = [list(sampler) for _ in range(2)]
@@ -73,9 +63,3 @@ def test_advancing_a_sampler_beyond_its_epoch_is_refused() -> None:
         sampler.advance(0)
     with pytest.raises(ConfigError, match="rank is 3 of 2"):
         ResumableSampler(Indexed(7), 2, 3)
-
-
-def test_a_sampler_takes_rank_and_world_size_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert list(ResumableSampler(Indexed(9), shuffle=False)) == [2, 5, 8]

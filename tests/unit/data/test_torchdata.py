@@ -70,8 +70,6 @@ def test_a_stateful_data_loader_resumes_amid_and_at_the_end_of_an_epoch(workers:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"workers": 1}, "0 loader workers, now 1"),
-        ({"length": 24}, "20 samples, now 24"),
         ({"batch_size": 4}, "2 samples per batch, now 4"),
         ({"workers": 1, "length": 24}, "0 loader workers, now 1 and 20 samples, now 24"),
     ],
@@ -98,13 +96,3 @@ def test_an_epoch_that_torchdata_would_skip_is_reported(
     load_data_state(again, *data_state(ended))
     assert "StatefulDistributedSampler without loader workers gives nothing in the next epoch" in caplog.text
     assert [len(list(again)), len(list(again))] == [0, 2]
-
-
-def test_a_stateful_data_loader_with_other_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(0)
-    run.take(2)
-    saved = run.saved()
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"saved with 1 ranks, now 2\. Give what it was saved with, or use Resumable"):
-        Run(0).load(saved)

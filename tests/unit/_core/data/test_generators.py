@@ -16,9 +16,7 @@ from fastckpt.data.order import SAMPLE
 from fastckpt.data.splitmix import mix
 
 DRAWS: dict[str, Callable[[], float]] = {
-    "torch, normal": lambda: torch.randn(1).item(),
     "python, normal": lambda: random.gauss(0, 1),
-    "numpy, normal": np.random.randn,
     "all": lambda: torch.rand(1).item() + random.random() + np.random.rand(),
 }
 
@@ -52,7 +50,7 @@ def expected(draw: Callable[[], float]) -> list[float]:
     return samples
 
 
-@pytest.mark.parametrize(("known", "num_workers"), [(True, 0), (False, 0), (True, 1)])
+@pytest.mark.parametrize(("known", "num_workers"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize("what", DRAWS)
 def test_random_draws_of_a_data_set_depend_on_the_sample_alone(
     what: str, num_workers: int, known: bool, monkeypatch

@@ -1,9 +1,7 @@
 """Lines of training: as a table, and that retention in one never asks what another has."""
 
-from itertools import pairwise
-
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.lineage import heads, kept, lines, merged, passed_over, past
@@ -41,14 +39,6 @@ def test_what_was_passed_over_comes_from_the_details(said, expected):
     assert passed_over({"passed_over": said}) == expected and not passed_over({})
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple)))
-@settings(max_examples=40)
-def test_merged_ranges_of_histories_are_their_union_in_few_ranges(runs):
-    found = merged(runs)
-    assert {i for a, b in found for i in range(a, b + 1)} == {i for a, b in runs for i in range(a, b + 1)}
-    assert all(a[1] + 1 < b[0] for a, b in pairwise(found))
-
-
 @pytest.mark.parametrize(
     ("details", "parent", "expected"),
     [
@@ -84,25 +74,3 @@ def test_a_line_is_the_newest_history_and_all_that_it_came_through_by_any_way(ro
         expected.append([each for each in entries if each.id[0] in line & left])
         left -= line
     assert lines(entries) == expected
-
-
-class Counted(int):
-    """A number that counts how often any of its kind is compared."""
-
-    times = 0
-
-    def __lt__(self, other: int) -> bool:
-        Counted.times += 1
-        return int(self) < int(other)
-
-
-@pytest.mark.parametrize("past", ["all before", "parents alone", "none"])
-def test_lines_take_twice_as_long_for_twice_as_many_histories(past):
-    def comparisons(count: int) -> int:
-        first = {"all before": lambda _: 1, "parents alone": lambda each: each - 1, "none": lambda each: each}[past]
-        entries = [RetentionEntry((Counted(n), 1), past=((first(n), n - 1),)) for n in range(2, count)]
-        Counted.times = 0
-        lines(entries)
-        return Counted.times
-
-    assert comparisons(800) < 3 * comparisons(400)  # four times, if each looked at each

@@ -9,7 +9,6 @@ from fastckpt._core.policy.node_check import (
     CheckLimits,
     CheckResult,
     Verdict,
-    below_the_others,
     first_pairs,
     judge,
     second_pairs,
@@ -98,25 +97,6 @@ def test_what_is_no_result_is_refused(wrong):
             CheckResult.from_record(record)
 
 
-def test_a_result_is_read_as_it_was_written():
-    result = CheckResult("disk /data", PROBLEM, "slow", 3.0, "MB/s", 5.0, 1.5)
-    assert CheckResult.from_record(result.to_record()) == result
-
-
-@pytest.mark.parametrize(
-    ("values", "low"),
-    [
-        ({}, set()),
-        ({0: 1.0, 1: 1.9}, set()),
-        ({0: 1.0, 1: 2.1}, {0}),
-        ({0: 10.0, 1: 2.0, 2: 3.0}, {1}),  # of 3 and 10 the median is 6.5; of 2 and 10 it is 6
-        ({0: 10.0, 1: 9.0, 2: 3.0, 3: 11.0}, {2}),
-    ],
-)
-def test_who_is_below_half_of_the_median_of_the_others(values, low):
-    assert below_the_others(values) == low
-
-
 @pytest.mark.parametrize(
     ("nodes", "pairs"),
     [
@@ -171,18 +151,3 @@ def test_no_good_node_is_called_bad_and_no_bad_one_good_and_links_make_none_bad_
     links = st.tuples(st.sampled_from(nodes), st.sampled_from(nodes))
     found = check(nodes, broken=data.draw(st.sets(links, max_size=20)))
     assert all(each.rate is None for each in found.values() if each.verdict is PROBLEM)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 1000), unique=True, max_size=60), st.data())
-def test_pairs_are_few_and_everyone_has_one(numbers, data):
-    nodes = sorted(numbers)
-    first = first_pairs(nodes)
-    assert {node for pair in first for node in pair} == (set(nodes) if len(nodes) > 1 else set())
-    rates = {pair: data.draw(st.sampled_from([None, 1.0, 100.0])) for pair in first}
-    second = second_pairs(nodes, rates)
-    for pairs, most in ((first, 2), (second, 4)):
-        assert len(pairs) <= len(nodes) and len(set(pairs)) == len(pairs)
-        assert all(one != other for one, other in pairs)
-        counts = [sum(node in pair for pair in pairs) for node in nodes]
-        assert max(counts, default=0) <= most

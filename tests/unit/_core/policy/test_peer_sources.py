@@ -69,11 +69,6 @@ def test_files_come_from_all_nodes_that_have_them_and_the_first_nodes_copy_is_as
     }
 
 
-def test_what_a_node_has_itself_is_not_fetched():
-    held = [holding(0, [1], saved_as=1), holding(1, [0], saved_as=0)]
-    assert sources(held, [0, 1], at(0)) == {"rank_0.pt": ["host-1:1"]}
-
-
 Kind = tuple[bool, tuple[int, ...]] | None
 """Whether a node has its model of a save, and the ranks of which it has the files; None if it has nothing."""
 

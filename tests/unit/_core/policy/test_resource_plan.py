@@ -13,7 +13,6 @@ from fastckpt._core.policy.resource_plan import (
     limits,
     per_node,
     reshaped,
-    round_mebibytes,
 )
 from fastckpt._core.policy.size_growth import FIRST_AND_LAST, LEAST_SQUARES, size_growth
 from fastckpt.errors import ConfigError
@@ -74,13 +73,6 @@ def test_another_number_of_ranks_is_refused_for_layouts_that_are_not_known():
         reshaped(ODD, 4, JobShape(1, 8))
 
 
-@pytest.mark.parametrize("size", [1, 12345 * MIB, 3 << 40])
-def test_sizes_to_paste_are_round_and_at_most_an_eighth_larger(size: int):
-    found = round_mebibytes(size)
-    assert size <= found * MIB <= max(size * 9 / 8, MIB)
-    assert f"{found:b}".rstrip("0").__len__() <= 4
-
-
 def test_lines_to_paste_name_the_same_size_which_leaves_data_loaders_what_docker_gives_them():
     shape = JobShape(1, 4)
     (node,) = per_node(DDP, shape)
@@ -104,11 +96,3 @@ def test_growth_is_the_slope_of_sizes(sizes: dict[int, int], per_step: float, me
     found = size_growth(sizes)
     assert found is not None and (found.per_step, found.method) == (pytest.approx(per_step), method)
     assert (found.step, found.size, found.points) == (max(sizes), sizes[max(sizes)], len(sizes))
-
-
-def test_growth_reaches_a_size_at_a_step_and_never_without_growth():
-    growing, steady = size_growth({10: 1000, 20: 2000}), size_growth({10: 1000, 20: 1000})
-    assert growing is not None and growing.reaches(2500) == 25 and growing.reaches(2000) == 20
-    assert growing.reaches(1500) == 15  # which is past
-    assert steady is not None and steady.reaches(10**9) is None
-    assert size_growth({10: 1000}) is None

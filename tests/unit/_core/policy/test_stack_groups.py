@@ -14,7 +14,6 @@ from fastckpt._core.policy.stack_groups import (
     STATES,
     CaughtRank,
     Frame,
-    StackGroup,
     StackGroups,
     grouped,
     place_of,
@@ -147,14 +146,6 @@ def test_stacks_are_equal_whatever_directories_addresses_and_other_threads_diffe
     assert len(grouped([ours, caught(1, [Frame("/job/data.py", "89", "take")])], 2).groups) == 2
 
 
-def test_a_place_is_in_the_script_and_names_what_it_called():
-    assert place_of(TAKE) == "take (data.py:88)"
-    assert place_of(REDUCE) == "all_reduce (train.py:40)"
-    assert place_of(READ) == "wait (data.py:12)"
-    assert place_of(REDUCE[:1]) == "all_reduce (distributed_c10d.py:2810)"
-    assert place_of([]) == ""
-
-
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
@@ -210,20 +201,3 @@ def test_each_rank_is_in_one_group_the_odd_first_and_the_order_of_answers_change
     assert StackGroups.of_json(json.loads(json.dumps(found.to_json()))) == found
     certain = {rank for rank, each in enumerate(everybody) if each.witness.state == "T"}
     assert not certain or certain == {rank for group in found.odd for rank in group.ranks}
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=3),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*"ab"]), inner, max_size=3),
-    ),
-    st.sampled_from(["groups", "reason", "world", "unheard", "missing", "more"]),
-)
-def test_what_another_agent_sends_is_groups_or_an_error_that_is_expected(value, field):
-    body = grouped(waiting(3), 3).to_json() | {field: value}
-    try:
-        found = StackGroups.of_json(body)
-    except (LookupError, TypeError, ValueError):
-        return
-    assert isinstance(found.line, str) and all(isinstance(group, StackGroup) for group in found.groups)

@@ -25,11 +25,6 @@ def table() -> dict[str, dict[str, tuple[str, bool]]]:
     return found
 
 
-def writers() -> dict[str, set[str]]:
-    """Who writes each event."""
-    return {row["name"]: set(row["who"].split(", ")) for row in _ROW.finditer(PAGE.read_text())}
-
-
 def faults(event: dict[str, Any]) -> list[str]:
     """What is wrong with an event."""
     if event.get("event") not in (known := table()):

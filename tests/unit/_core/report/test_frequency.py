@@ -58,11 +58,3 @@ def test_decisions_are_in_order_of_time_though_the_first_rank_changed_nodes():
     one.starts(50, 51, 52, 53).finishes(60, 61)
     two = told(RARER, story=Story(node=1, pid=20, start=1).at(30, "rendezvous", node=1))
     assert [each.memory for each in report([two.log, one.log]).decisions] == [5, 10]
-
-
-@pytest.mark.parametrize("name", ["memory", "storage", "overhead", "bound", "changed", "why"])
-def test_invalid_frequency_events_in_a_log_are_ignored(name: str):
-    for value in (None, -1, 1e300, float("nan"), float("inf"), "x", [], {}, True):
-        (one,) = of(RARER | {name: value}).decisions
-        assert formatting.frequency([one]) and isinstance(one.why, str)
-        assert one.memory is None or one.memory > 0

@@ -2,14 +2,10 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastckpt._core.report import goodput_meter
-from fastckpt._core.report.events import parsed
 from fastckpt._core.report.goodput import CAUSES
 from fastckpt._core.report.goodput_meter import GoodputMeter
 from fastckpt._core.report.report import report
@@ -108,43 +104,3 @@ def test_a_directory_that_comes_late_has_the_rounds_before_it_without_what_is_of
     measured, whole = meter.measure(round(json.loads(story.lines[-1])["monotonic"] * 1e9)), report([story.log])
     assert {*meter._courses} == {"/run", "/other"}
     assert (dict(measured.by_cause), measured.age) == (dict(whole.lost), whole.total)
-
-
-def test_the_measured_goodput_falls_while_nothing_is_done():
-    story, meter = trained(), GoodputMeter()
-    for line in story.lines:
-        meter.follow(json.loads(line))
-    begin = round(json.loads(story.lines[0])["monotonic"] * 1e9)
-    soon, late = (meter.measure(begin + seconds * 10**9) for seconds in (30, 60))
-    assert soon.by_cause == late.by_cause and soon.goodput == pytest.approx(18 / 30)
-    assert late.goodput == pytest.approx(18 / 60)
-
-
-def test_failures_are_counted_by_kind():
-    for name, kinds in (("killed twice", {"died": 2, "elsewhere": 0}), ("hung", {"hung": 1, "elsewhere": 0})):
-        meter = GoodputMeter()
-        for line in STORIES[name]().lines:
-            meter.follow(json.loads(line))
-        assert dict(meter.measure(10**15).failures) == kinds
-    meter = GoodputMeter()
-    for line in STORIES["elsewhere"]().lines:
-        meter.follow(json.loads(line))
-    assert meter.measure(10**15).failures["elsewhere"] == 1
-
-
-def test_nothing_is_measured_before_the_first_event():
-    assert GoodputMeter().measure(1).goodput is None
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.sampled_from([*STORIES]), st.lists(st.integers(0, 60), max_size=6))
-def test_a_launch_of_which_events_are_lost_is_measured_as_the_report_does(name: str, lost: list[int]):
-    story = STORIES[name]()
-    lines = [line for number, line in enumerate(story.lines) if number == 0 or number not in lost]
-    meter = GoodputMeter()
-    for line in lines:
-        meter.follow(json.loads(line))
-        measured = meter.measure(round(json.loads(line)["monotonic"] * 1e9))
-        assert 0 <= sum(measured.by_cause.values()) <= measured.age
-    if b"job_ended" in lines[-1]:
-        assert dict(measured.by_cause) == report([parsed(Path("log"), lines)]).lost

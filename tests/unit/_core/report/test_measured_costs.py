@@ -38,9 +38,3 @@ def test_failures_of_both_nodes_at_once_are_one():
     assert costs.failures == 2
     assert costs.observed == pytest.approx(25.3, rel=0.01)
     assert costs.step == pytest.approx((16.34 + 0.245) / 2037, rel=0.01)
-
-
-def test_an_empty_log_has_measured_nothing():
-    costs = measured_costs(report([parsed(Path("none"), [])]))
-    assert (costs.step, costs.snapshot, costs.restart, costs.start, costs.persist_rate) == (None,) * 5
-    assert (costs.failures, costs.observed, costs.persists, costs.decided) == (0, 0, (), None)

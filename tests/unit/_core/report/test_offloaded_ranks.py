@@ -1,11 +1,6 @@
 """Ranks that offload, as read from event logs that may say anything."""
 
-import json
 from typing import Any
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, OffloadEnd
 from fastckpt._core.report.report import report
@@ -44,13 +39,6 @@ def test_steps_of_a_rank_are_compared_with_their_plan_by_its_last_report():
     assert one == OffloadedRank(node=0, rank=0, directory="/nvme", **bytes_of, **waits, **of_steps, **steps)
 
 
-def test_a_rank_has_its_plan_before_a_step_that_had_one_is_over():
-    [one] = report([plan(begun(), 7).log]).offloaded
-    assert (one.planned_written, one.predicted_wait) == (8 * MIB, 250_000_000)
-    assert one.step_written is None and one.step_wait is None and one.steps == 0
-    assert "no step that had a plan is over" in offload_text.facts(report([plan(begun(), 7).log]), 0)[0]
-
-
 def test_processes_and_offloaders_of_a_rank_add_up_and_ranks_of_nodes_do_not():
     one = came(came(came(begun(), 7, steps=2), 8, steps=3, number=2), 9, steps=5, worker=300)
     other = came(Story(node=1, pid=11).starts(1, 2, 3, 4).loads(5, 1).trains(6, 10), 7, rank=2, steps=1)
@@ -64,11 +52,6 @@ def test_ends_have_their_time_cause_and_remedy():
     found = report([story.at(8, "offload_ended", rank=1, **told).log])
     assert found.offloaded[0].ends == [OffloadEnd(round((WALL + 8) * 1e9), "/nvme", "no space", "Free some")]
     assert "offloading of rank 1 ended after 8 s: /nvme: no space. Free some" in report_text.facts(found)
-
-
-def test_a_job_that_does_not_offload_has_no_word_of_it():
-    found = report([begun().finishes(7, 8).log])
-    assert found.offloaded == [] and "ffload" not in "\n".join(report_text.facts(found)) + page(found, "run")
 
 
 def test_of_many_ranks_those_that_wait_longest_are_shown():
@@ -85,28 +68,3 @@ def test_of_many_ranks_those_that_wait_longest_are_shown():
     assert "waits 1 s, planned 250 ms (rank 7, the longest)" in first
     assert len(ends) == 21 and ends[-1] == "44 earlier ends not shown; --json has all"
     assert "44 more ranks are not shown" in page(found, "run")
-
-
-VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from(
-    ["rank", "worker", "number", "steps", "step_wait", "step_written", "budget", "error", "directory", "forwards"]
-), VALUES, max_size=4), min_size=3, max_size=3))  # fmt: skip
-def test_events_of_any_content_make_a_report(fields):
-    story = begun()
-    whole = [json.loads(plan(begun(), 7).lines[-1]), json.loads(came(begun(), 7).lines[-1])]
-    for event, more in zip([*whole, {"event": "offload_ended", "rank": 0}], fields, strict=True):
-        told = {name: value for name, value in event.items() if name not in ("event", "time", "monotonic", "pid")}
-        story.at(8, event["event"], **told | more)
-    found = report([story.log])
-    assert "\n".join(report_text.facts(found)) and page(found, "run")
-    assert all(offload_text.row(one) for one in found.offloaded)
-    assert all(one.rank >= 0 and one.forwards >= 0 and (one.step_wait or 0) >= 0 for one in found.offloaded)
-
-
-@pytest.mark.parametrize("name", ["planned_written", "step_wait"])
-def test_negative_counts_are_none(name):
-    [one] = report([came(begun(), 7, **{name: -5}).log]).offloaded
-    assert getattr(one, name) == 0

@@ -16,7 +16,6 @@ from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import Report, incidents, report
 from fastckpt_run import formatting
 from fastckpt_run.views import report_text
-from tests.support.counting_functions import calls_of
 from tests.unit._core.report.stories import Story
 
 
@@ -266,17 +265,6 @@ def test_reports_of_several_nodes_add_up():
     assert found.total == 62 * 10**9 and seconds(found)["useful"] == 40 and found.steps.new == 20
     assert incidents(found.failures) == []
     assert list(found.nodes) == [0, 1] and found.counts.saves == 10 and found.counts.saved_bytes == 200
-
-
-@pytest.mark.parametrize(("function", "file"), [("_counted", "goodput.py"), ("_had_ended", "report.py")])
-def test_a_report_of_twice_as_many_nodes_looks_twice_as_often_at_their_launches(function: str, file: str):
-    def looks(nodes: int) -> int:
-        logs = [started(node=node, pid=10 + node).trains(30, 20).finishes(30, 31).log for node in range(nodes)]
-        with calls_of(function, f"report/{file}") as found:
-            assert len(report(logs).nodes) == nodes
-        return found.total()
-
-    assert looks(16) <= 2 * looks(8) + 2  # a generator's function is called once for each value that it gives
 
 
 def test_one_incident_on_several_nodes_is_reported_once():

@@ -1,7 +1,6 @@
 """Training as a sequence of iterations, with all that disturbs it: for tests of policies."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import ceil
 
@@ -12,11 +11,6 @@ from fastckpt._core.policy.frequency.tuning import Decision, Terms, started, tun
 
 PROFILED = 50
 """Iterations of a profile without a checkpoint."""
-
-
-def never(step: int) -> float:
-    """Nothing, at any step."""
-    return 0.0
 
 
 @dataclass(frozen=True)
@@ -38,14 +32,8 @@ class Job:
         stall: What training waits for a snapshot.
         storage: What a persist takes.
         slowdown: By which part an iteration is slower while a persist is under way.
-        copy: What a snapshot adds to the iteration that it is copied in.
-        processor: What a snapshot takes of the cores' time.
         competitor: Another job.
-        pause: What a script does besides, at a step.
-        hiccup: By how much a stall is longer, at a step.
-        drift: How many times slower iterations are by themselves, at a step.
         ranks: How many measure; each sees its own noise, of a thousandth.
-        failures: Iterations, in order of time, in which the job fails.
     """
 
     iteration: float = 1.0
@@ -53,20 +41,13 @@ class Job:
     stall: float = 0.0
     storage: float = 0.0
     slowdown: float = 0.0
-    copy: float = 0.0
-    processor: float = 0.0
     competitor: Competitor | None = None
-    pause: Callable[[int], float] = never
-    hiccup: Callable[[int], float] = never
-    drift: Callable[[int], float] = lambda step: 1.0
     ranks: int = 1
-    failures: frozenset[int] = frozenset()
 
     def profile(self, rng: random.Random) -> Profile:
         """What profiling would have found: nothing to hide a snapshot behind."""
-        plain = [self.alone(step, rng) for step in range(1, PROFILED + 1)]
-        during = range(PROFILED, PROFILED + ceil(self.storage / self.iteration))
-        slowed = [self.alone(step, rng) * (1 + self.now(1)[1]) for step in during]
+        plain = [self.alone(rng) for _ in range(PROFILED)]
+        slowed = [self.alone(rng) * (1 + self.now(1)[1]) for _ in range(ceil(self.storage / self.iteration))]
         stall = self.stall or SHORTEST
         iterations = [Iteration(seconds) for seconds in plain] + [
             Iteration(seconds, 0.0, False, True) for seconds in slowed
@@ -75,9 +56,9 @@ class Job:
         assert found is not None
         return replace(found, iteration=self.iteration, stall=self.stall, duration=self.stall + self.storage)
 
-    def alone(self, step: int, rng: random.Random) -> float:
+    def alone(self, rng: random.Random) -> float:
         """Seconds of an iteration without any checkpoint."""
-        return self.iteration * self.drift(step) * self.noisy(rng)
+        return self.iteration * self.noisy(rng)
 
     def noisy(self, rng: random.Random) -> float:
         return max(0.05, 1 + self.noise * rng.gauss(0, 1)) if self.noise else 1.0
@@ -95,20 +76,16 @@ class Storage:
     """One persist at a time; each is durable when all of its work is done, at a rate that others may lower."""
 
     left: float = 0.0
-    step: int = 0
     took: float = 0.0
     durations: list[float] = field(default_factory=list)
-    begun: list[int] = field(default_factory=list)
-    durable: list[int] = field(default_factory=lambda: [0])
 
     @property
     def busy(self) -> bool:
         return self.left > 0
 
-    def begin(self, step: int, work: float) -> None:
+    def begin(self, work: float) -> None:
         assert not self.busy, "two persists at once"
-        self.left, self.step, self.took = max(work, 1e-9), step, 0.0
-        self.begun.append(step)
+        self.left, self.took = max(work, 1e-9), 0.0
 
     def let_pass(self, seconds: float, factor: float) -> float:
         """Let time pass; the part of it in which a persist was under way."""
@@ -119,21 +96,17 @@ class Storage:
         self.left = self.left - part / factor if part < self.left * factor else 0.0
         if not self.busy:
             self.durations.append(self.took)
-            self.durable.append(self.step)
         return part
 
 
 @dataclass
 class Run:
-    """What came of a job: of each iteration what it takes alone, what it took, what saves used; and the decisions."""
+    """What came of a job: of each iteration what it takes alone and what it took; and the decisions."""
 
     alone: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
-    used: list[float] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     storage: Storage = field(default_factory=Storage)
-    rollbacks: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    steps_back: int = 0
 
     def overhead(self, first: int, last: int | None = None) -> float:
         """By which part the iterations from one to another took longer than by themselves."""
@@ -153,28 +126,22 @@ class Simulation:
         self.windows: list[list[Iteration]] = [[] for _ in range(job.ranks)]
         self.overruns, self.step, self.owed = 0, 0, False
         self.pending: Decision | None = None
-        self._start(None)
-
-    def _start(self, known: Intervals | None) -> None:
-        if isinstance(self.policy, Terms):
-            self.state, decision = started(self.job.profile(self.rng), self.policy, self.step, known)
+        if isinstance(policy, Terms):
+            self.state, decision = started(job.profile(self.rng), policy, self.step)
             self.intervals = decision.intervals
             self.run.decisions.append(decision)
         else:
-            self.intervals = Intervals(self.policy.memory, self.policy.storage, self.step)
-        self._clear()
+            self.intervals = policy
 
     def _clear(self) -> None:
         self.windows = [[] for _ in self.windows]
         self.overruns, self.run.storage.durations, self.pending = 0, [], None
 
     def go(self, iterations: int) -> Run:
-        for number in range(1, iterations + 1):
+        for _ in range(iterations):
             self.step += 1
             self._iterate()
-            if number in self.job.failures:
-                self._fail()
-            elif isinstance(self.policy, Terms):
+            if isinstance(self.policy, Terms):
                 self._tune()
         return self.run
 
@@ -182,22 +149,18 @@ class Simulation:
         job, step, storage = self.job, self.step, self.run.storage
         factor, slowdown = job.now(step)
         snapshot = self.intervals.snapshots(step)
-        stall = job.stall * job.noisy(self.rng) + job.hiccup(step) if snapshot else 0.0
+        stall = job.stall * job.noisy(self.rng) if snapshot else 0.0
         if snapshot:
             self._persist(self.intervals.persists(step))
         persisting = storage.busy
         storage.let_pass(stall, factor)
-        alone, pause = job.alone(step, self.rng), job.pause(step)
-        work, used = alone + job.copy * snapshot, alone + job.processor * snapshot
-        during = storage.let_pass(work * (1 + slowdown), factor)
-        slowed = work + during * slowdown / (1 + slowdown) + pause
-        storage.let_pass(pause, factor)
-        self.run.alone.append(alone + pause)
-        self.run.used.append(used - alone)
+        alone = job.alone(self.rng)
+        slowed = alone + storage.let_pass(alone * (1 + slowdown), factor) * slowdown / (1 + slowdown)
+        self.run.alone.append(alone)
         self.run.taken.append(slowed + stall)
         for window in self.windows:
             seen = slowed * (1 + 0.001 * self.rng.gauss(0, 1)) if job.ranks > 1 else slowed
-            window.append(Iteration(seen + stall, stall, snapshot, persisting, used))
+            window.append(Iteration(seen + stall, stall, snapshot, persisting, alone))
 
     def _persist(self, due: bool) -> None:
         """Begin a persist with this snapshot, if one is due, or was put off because one was under way."""
@@ -206,7 +169,7 @@ class Simulation:
         self.overruns += self.run.storage.busy and not self.owed
         self.owed = self.run.storage.busy
         if not self.owed:
-            self.run.storage.begin(self.step, self.job.storage)
+            self.run.storage.begin(self.job.storage)
 
     def _tune(self) -> None:
         if self.step == self.state.ends:
@@ -220,15 +183,7 @@ class Simulation:
             self.intervals = self.pending.intervals
             self._clear()
 
-    def _fail(self) -> None:
-        """Go back to the newest durable checkpoint, and on from there with the intervals in force."""
-        storage = self.run.storage
-        self.run.rollbacks.append((storage.durable[-1], tuple(storage.begun)))
-        self.run.steps_back += self.step - storage.durable[-1]
-        storage.left, storage.begun, self.step, self.owed = 0.0, storage.begun[:0], storage.durable[-1], False
-        self._start(self.intervals)
-
 
 def simulate(job: Job, policy: Terms | Intervals, iterations: int, seed: int = 0) -> Run:
-    """Run a job for so many iterations, those that are repeated after a failure included."""
+    """Run a job for so many iterations."""
     return Simulation(job, policy, seed).go(iterations)

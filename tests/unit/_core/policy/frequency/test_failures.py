@@ -1,6 +1,6 @@
 """The optimum of Daly, beside the paper's figures and its complete model; and the time between few failures."""
 
-from math import exp, expm1, factorial, inf, nan
+from math import exp, factorial, nan
 
 import pytest
 
@@ -10,23 +10,10 @@ from fastckpt.errors import ConfigError
 MINUTE, HOUR = 60.0, 3600.0
 
 
-def expected_time(interval, cost, mtbf):
-    """Seconds for each second of work, failures included, by the complete model of Daly 2006; infinite if too long."""
-    exponent = (interval + cost) / mtbf
-    return inf if exponent > 700 else mtbf * expm1(exponent) / interval
-
-
 @pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
 def test_the_optimum_equals_the_figures_of_dalys_paper(hours, minutes):
     """Figures 3 to 5 of the paper: a cost of 5 minutes."""
     assert daly(5 * MINUTE, hours * HOUR) / MINUTE == pytest.approx(minutes, abs=0.5)
-
-
-@pytest.mark.parametrize(("cost", "mtbf"), [(0.1, 300.0), (5.0, 86400.0), (60.0, 7200.0), (500.0, 300.0)])
-def test_the_optimum_of_daly_is_that_of_the_complete_model(cost, mtbf):
-    """The best of a fine grid saves less than 0.2% more; a restart makes each interval dearer by the same factor."""
-    best = min(expected_time(cost * 1.02**i / 100, cost, mtbf) for i in range(-400, 900))
-    assert expected_time(daly(cost, mtbf), cost, mtbf) <= best * 1.002
 
 
 def test_a_checkpoint_that_costs_more_than_the_time_between_failures_has_an_optimum():
@@ -51,12 +38,9 @@ def test_the_bound_is_that_of_the_poisson_distribution(failures):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: daly(-1, 10), "a checkpoint costs -1 s"),
         (lambda: daly(nan, 10), "a checkpoint costs nan s"),
         (lambda: daly(1, 0), "failures are 0 s apart"),
-        (lambda: daly(1, inf), "failures are inf s apart"),
         (lambda: mean_time_between(-1, 10), "-1 failures in 10 s"),
-        (lambda: mean_time_between(1, nan), "1 failures in nan s"),
     ],
 )
 def test_impossible_costs_and_times_between_failures_are_refused(call, message):

@@ -13,7 +13,6 @@ from fastckpt._core.policy.frequency.intervals import (
     Intervals,
     apart,
     checked_overhead,
-    divisor,
     fit,
     multiple,
     unsaved_steps,
@@ -93,13 +92,6 @@ def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance():
 def test_incompatible_intervals_are_refused(memory, storage):
     with pytest.raises(ConfigError, match=f"every {memory} steps and persists every {storage} do not go together"):
         Intervals(memory, storage)
-
-
-def test_divisor_finds_the_largest_divisor_up_to_a_limit():
-    for of in range(1, 60):
-        for most in (1, 2, 7, of, of + 1):
-            assert divisor(of, most) == max(n for n in range(1, min(of, most) + 1) if of % n == 0)
-    assert divisor(10**9 - 63, 10**8) == 1  # a prime
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import json
 import random
 from dataclasses import replace
 from itertools import permutations
-from math import inf, nan
+from math import nan
 from statistics import fmean
 
 import pytest
 
-from fastckpt._core.policy.frequency.estimate import NOTHING, Estimate, pool
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import (
     Iteration,
@@ -18,7 +17,6 @@ from fastckpt._core.policy.frequency.overhead import (
     costs,
     error,
     joined,
-    longest,
     measured,
     paid,
     pooled,
@@ -37,26 +35,6 @@ def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise
     return found
 
 
-def test_measured_iterations_give_the_expected_estimates():
-    assert Estimate.of([]) == NOTHING == (0, 0.0, 0.0)
-    assert Estimate.of([3.0]).error == inf
-    assert Estimate.of([3.0] * 9).error == 0
-    values = [random.Random(1).gauss(5, 2) for _ in range(100)]
-    parts = pool([Estimate.of(values[:7]), NOTHING, Estimate.of(values[7:50]), Estimate.of(values[50:])])
-    assert (parts.samples, parts.mean) == (100, pytest.approx(Estimate.of(values).mean))
-    assert parts.error == pytest.approx(Estimate.of(values).error, rel=0.5)
-    assert pool([]) == NOTHING
-
-
-def test_disturbances_in_a_row_and_windows_that_differ_widen_the_error_of_estimates():
-    apart = [9.0 if i % 8 == 0 else 1.0 for i in range(64)]
-    assert Estimate.of(sorted(apart)).mean == Estimate.of(apart).mean
-    assert Estimate.of(sorted(apart)).error > 2 * Estimate.of(apart).error
-    alike, unlike = ([Estimate(50, mean, 0.01) for mean in means] for means in ((5.0, 5.0, 5.0), (4.0, 5.0, 6.0)))
-    assert pool(unlike).mean == pool(alike).mean
-    assert pool(unlike).error > 10 * pool(alike).error
-
-
 def test_known_costs_of_checkpoints_are_estimated_correctly():
     seen = measured(window(), [8.3] * 5)
     assert (seen.iterations, seen.iteration, seen.persists, seen.persisting) == (100, 1.0, 5, 40)
@@ -72,10 +50,8 @@ def test_known_costs_of_checkpoints_are_estimated_correctly():
     ("memory", "storage", "during", "unsaved", "snapshot", "persist"),
     [
         pytest.param(1, 4, 2, 0, 0.2, 0.1, id="a snapshot each iteration"),
-        pytest.param(2, 4, 3, 0, 0.3, 0.15, id="every other"),
         pytest.param(10, 10, 6, 0, 0.3, 0.3, id="each persisted"),
         pytest.param(1, 1, 1, 0, 0.2, 0.0, id="always both"),
-        pytest.param(4, 4, 4, 0, 0.3, 0.0, id="always a persist"),
         pytest.param(1, 4, 2, 3, 0.3, 0.1, id="blocks without saves"),
     ],
 )
@@ -118,15 +94,6 @@ def test_processor_time_counts_as_a_part_of_what_training_uses_where_no_core_is_
     assert costs(measured(found, [8.3] * 5, busy=True)).snapshot == pytest.approx(0.25 / shared)
 
 
-def test_processor_time_of_one_rank_is_taken_from_all():
-    """The first rank writes for all: cores of a node are shared by its ranks."""
-    busy, other = (
-        measured([replace(each, processor=0.9 + used * each.snapshot) for each in window(stall=0.1, busy=0.0)], [8.3])
-        for used in (0.8, 0.0)
-    )
-    assert costs(joined([busy, other])).snapshot == costs(joined([other, busy])).snapshot == pytest.approx(0.4)
-
-
 def test_costs_that_were_not_measured_are_kept_from_before():
     before = measured(window(), [8.3] * 5)
     seen = completed(measured([Iteration(2.0)] * 50), before)
@@ -142,7 +109,7 @@ def test_noise_moves_estimates_by_no_more_than_their_error():
     assert far <= 4  # one in twenty, and a little
 
 
-@pytest.mark.parametrize("at", range(0, 100, 7))
+@pytest.mark.parametrize("at", [0, 49, 98])
 def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints(at):
     """The overhead is not beyond doubt above the 8% that it is."""
     iterations = window(noise=0.01)
@@ -150,14 +117,6 @@ def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints(at):
     seen = measured(iterations, [8.3] * 5)
     assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.09
     assert seen.iteration < 1.1
-
-
-def test_one_huge_stall_leaves_the_estimate_uncertain():
-    iterations = window()
-    iterations[20] = Iteration(101.0, 100.0, True, True)
-    seen = measured(iterations, [8.3] * 5)
-    assert paid(seen, Intervals(5, 20)) > 1
-    assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.08
 
 
 def test_estimates_do_not_depend_on_the_order_of_ranks():
@@ -179,10 +138,6 @@ def test_measurements_survive_a_round_trip_as_json():
     seen = measured(window(noise=0.1), [8.3, 8.5], 1)
     assert Measurement.from_json(json.loads(json.dumps(seen.to_json()))) == seen
     assert costs(pooled([seen, seen])).snapshot == pytest.approx(costs(seen).snapshot)
-
-
-def test_the_longest_of_many_stalls_may_be_an_outlier():
-    assert [longest(each) for each in ([], [3.0], [3.0, 9.0], [3.0, 900.0, 4.0])] == [0.0, 3.0, 9.0, 4.0]
 
 
 @pytest.mark.parametrize(

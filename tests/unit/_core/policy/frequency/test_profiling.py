@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 from itertools import permutations
-from math import inf, nan
+from math import nan
 
 import pytest
 
@@ -11,7 +11,6 @@ from fastckpt._core.policy.frequency.overhead import Iteration
 from fastckpt._core.policy.frequency.profiling import (
     Profile,
     continued,
-    deviation,
     joined,
     length,
     profiled,
@@ -31,7 +30,6 @@ def test_the_length_of_a_profile_follows_from_the_length_of_an_epoch(epoch, expe
         pytest.param([1.0] * 9 + [50.0], 8, id="a pause"),
         pytest.param([9.0, 5.0, 4.0, 3.0] + [1.0] * 8, 8, id="compiled late"),
         pytest.param([9.0, 5.0, 1.0, 7.0] + [1.0] * 8, 10, id="slow later"),
-        pytest.param([9.0], 1, id="one"),
         pytest.param([9.0, 8.0, 1.0], 1, id="three"),
         pytest.param([9.0] * 5 + [1.0] * 3, 4, id="slow for long"),
     ],
@@ -49,18 +47,6 @@ def some(plain=(), copied=(), slowed=(), stalls=(0.1,), durations=(20.0,)):
     return profiled(iterations, durations)
 
 
-def test_a_pause_does_not_move_the_profile():
-    rng = random.Random(5)
-    for _ in range(20):
-        iterations = [rng.gauss(1.0, 0.02) for _ in range(50)]
-        iterations[0], iterations[1], iterations[2] = 30.0, 3.0, 2.0
-        iterations[rng.randrange(3, 50)] = 100.0
-        profile = some(iterations, stalls=[0.5, 0.3, 0.31], durations=[9.0, 2.0, 2.1])
-        assert profile.iteration == pytest.approx(1.0, abs=0.02)
-        assert (profile.stall, profile.duration) == (0.31, 2.1)
-        assert (profile.iterations, profile.snapshots, profile.persists, profile.plain) == (50, 3, 3, 50)
-
-
 def test_a_profile_includes_the_time_that_a_persist_adds_to_iterations():
     """On average, for it may be few that it slows down much; a pause meanwhile is none of its doing."""
     rng = random.Random(6)
@@ -75,16 +61,6 @@ def test_a_profile_includes_the_time_that_a_persist_adds_to_iterations():
 def test_a_profile_needs_a_snapshot_and_counts_a_missing_persist_as_free():
     assert some([1.0] * 9, stalls=()) is None
     assert some([1.0] * 9, durations=()).duration == 0.0
-
-
-def test_with_a_save_in_each_iteration_a_profile_uses_these_iterations():
-    found = some([], copied=[2.0] * 9)
-    assert (found.iteration, found.plain, found.iterations) == (2.0, 0, 9)
-
-
-def test_the_deviation_of_a_profile_is_that_of_a_normal_distribution():
-    rng = random.Random(1)
-    assert deviation([rng.gauss(5, 2) for _ in range(10000)]) == pytest.approx(2, rel=0.05)
 
 
 def test_ranks_agree_on_the_profile_of_the_slowest_and_on_the_smallest_counts():
@@ -117,9 +93,7 @@ PROFILE = Profile(0.5, 0.02, 3.0)
         (0.5, (49, 3, 1), 50, False),
         (0.5, (50, 2, 1), 50, False),
         (0.5, (50, 3, 0), 50, False),
-        (0.5, (8, 3, 1), 8, True),
         (6.0, (9, 9, 1), 50, False),
-        (100.0, (6, 6, 1), 50, True),
         (100.0, (5, 5, 1), 5, True),
         (1e-9, (50, 25, 1), 50, True),
     ],
@@ -157,8 +131,6 @@ def test_processor_time_of_copies_and_persists_counts_in_a_profile():
     [
         (lambda: length(0), "an epoch has 0 iterations; give 1 or more"),
         (lambda: replace(PROFILE, stall=nan), "stall of a profile is nan; measure"),
-        (lambda: replace(PROFILE, duration=inf), "duration of a profile is inf; measure"),
-        (lambda: replace(PROFILE, iteration=-1.0), "iteration of a profile is -1.0; measure"),
         (lambda: replace(PROFILE, iteration=1e-320), "at least 1e-09 s can be"),
     ],
 )

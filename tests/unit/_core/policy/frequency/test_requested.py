@@ -17,7 +17,6 @@ MINUTE = timedelta(minutes=1)
     [
         ("auto", AUTO),
         (100, RequestedIntervals(100, 100)),
-        (MINUTE, RequestedIntervals(MINUTE, MINUTE)),
         ({}, AUTO),
         ({"memory": 10, "storage": 100}, RequestedIntervals(10, 100)),
         ({"memory": 10, "storage": "auto"}, RequestedIntervals(10, None)),
@@ -56,7 +55,6 @@ def test_invalid_values_of_every_are_refused(every, message):
         (RequestedIntervals(MINUTE, MINUTE), 0.7, Fixed(86, 86, 3)),
         (RequestedIntervals(MINUTE, MINUTE), 1000.0, Fixed(1, 1, 3)),
         (RequestedIntervals(MINUTE, MINUTE), 1e-9, Fixed(LONGEST, LONGEST, 3)),
-        (RequestedIntervals(None, MINUTE), 0.5, Fixed(None, 120, 3)),
         (RequestedIntervals(7, MINUTE), 0.5, Fixed(7, 126, 3)),
         (RequestedIntervals(MINUTE, 100), 1.3, Fixed(25, 100, 3)),
         (RequestedIntervals(MINUTE, 97), 1.3, Fixed(1, 97, 3)),

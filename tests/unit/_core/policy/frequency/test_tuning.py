@@ -8,14 +8,11 @@ from itertools import pairwise
 import pytest
 
 from fastckpt._core.policy.frequency.estimate import Estimate
-from fastckpt._core.policy.frequency.failures import daly
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import RECENT, Measurement
 from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
-from fastckpt._core.policy.frequency.stepping import less_often, more_often
-from fastckpt._core.policy.frequency.tuning import AGREE, LATELY, Decision, Terms, TuningState, started, tuned, window
-from fastckpt.errors import ConfigError
+from fastckpt._core.policy.frequency.tuning import AGREE, LATELY, Decision, Terms, TuningState, started, tuned
 
 PROFILE = Profile(iteration=1.0, stall=0.3, duration=12.3)
 TERMS = Terms(0.05)
@@ -50,13 +47,6 @@ def follow(state: TuningState, *windows: Measurement) -> tuple[TuningState, list
 
 def pair(intervals: Intervals) -> tuple[int, int]:
     return intervals.memory, intervals.storage
-
-
-def test_the_first_intervals_come_from_the_profile():
-    state, decision = started(PROFILE, TERMS, step=7)
-    assert decision.intervals == state.intervals == Intervals(8, 16, 7)
-    assert (decision.step, decision.changed, state.ends) == (7, True, 7 + window(state.intervals))
-    assert decision.why == "a snapshot in host memory stalls 0.3 s, and is durable after 12.3 s"
 
 
 @pytest.mark.parametrize(
@@ -153,21 +143,6 @@ def test_failures_ask_for_nothing_while_the_error_of_a_cost_is_unknown():
     assert pair(after.intervals) == pair(state.intervals) and not any(each.changed for each in decisions)
 
 
-def test_each_failed_attempt_at_shorter_intervals_delays_the_next_one():
-    """A job that is dear whenever it saves often: the windows before each new attempt double."""
-    state, _ = started(PROFILE, TERMS, known=Intervals(64, 128))
-    waits, quiet = [], 0
-    for _ in range(200):
-        state, decision = tuned(state, [seen(stall=6.0 if state.intervals.memory < 64 else 0.3)])
-        quiet += 1
-        if decision.changed and decision.intervals.memory < 64:
-            waits.append(quiet)
-        if decision.changed:
-            quiet = 0
-    assert 5 <= len(waits) <= 12
-    assert waits[4] >= 4 * waits[0]
-
-
 def test_an_interval_given_as_a_time_follows_the_pace_of_steps():
     state, _ = started(PROFILE, Terms(0.05, RequestedIntervals(None, timedelta(minutes=10))))
     assert pair(state.intervals)[1] in range(600, 615)
@@ -177,16 +152,6 @@ def test_an_interval_given_as_a_time_follows_the_pace_of_steps():
     assert any("a time, or failures, ask for it" in each.why for each in decisions)
     state, _ = follow(state, *[seen(iteration=2.0)] * 12)
     assert state.intervals.storage == pytest.approx(300, rel=0.25)
-
-
-def test_the_optimum_for_failures_is_used_where_it_is_larger():
-    """A persist costs 0.12 s, and its snapshot 0.3 s."""
-    state, _ = started(PROFILE, Terms(0.05, mtbf=1e6))
-    state, _ = follow(state, *[seen()] * 30)
-    assert state.intervals.storage == pytest.approx(daly(0.42, 1e6), rel=0.25)
-    rare, _ = started(PROFILE, Terms(0.05, mtbf=100.0))
-    rare, _ = follow(rare, *[seen()] * 30)
-    assert pair(rare.intervals) == (8, 16)
 
 
 def test_decisions_do_not_depend_on_the_order_of_measurements():
@@ -236,28 +201,3 @@ def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every
             assert every.memory != 3 or now.memory == 3
             assert every.storage != 60 or now.storage == 60
             before = decision
-
-
-@pytest.mark.parametrize(
-    ("wanted", "expected"), [((9, 18), (10, 20)), ((8, 16), (8, 16)), ((8, 40), (8, 24)), ((1, 1), (5, 10))]
-)
-def test_intervals_that_would_be_hardly_shorter_are_not_changed(wanted, expected):
-    assert pair(more_often(Intervals(10, 20), Intervals(*wanted), AUTO)) == expected
-
-
-def test_changes_of_intervals_go_towards_the_target_in_bounded_strides():
-    rng = random.Random(9)
-    for _ in range(300):
-        now, wanted = (Intervals(m, m * rng.randint(1, 30)) for m in (rng.randint(1, 50), rng.randint(1, 50)))
-        up, down = less_often(now, wanted, AUTO), more_often(now, wanted, AUTO)
-        assert now.memory <= up.memory <= 2 * now.memory and now.storage <= up.storage <= 2 * now.storage
-        assert now.memory >= down.memory >= now.memory / 2
-        assert now.storage / 2 <= down.storage < now.storage + now.memory
-
-
-def test_a_decision_without_any_measurement_is_refused():
-    state, _ = started(PROFILE, TERMS)
-    with pytest.raises(ConfigError, match="no rank has measured anything"):
-        tuned(state, [])
-    with pytest.raises(ConfigError, match=r"overhead is 5; give the part"):
-        Terms(5)

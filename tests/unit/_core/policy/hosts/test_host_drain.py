@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastckpt._core.policy.hosts.host_drain import named, refusal
+from fastckpt._core.policy.hosts.host_drain import refusal
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,3 @@ def test_a_drain_is_refused_without_which_the_job_cannot_go_on(
 ) -> None:
     found = refusal(host, members, spares, fewest, stores)
     assert why in found and bool(found) == bool(why)
-
-
-def test_a_message_names_a_few_hosts() -> None:
-    assert named([]) == "none" and named("bab") == "a, b"
-    assert named([f"h{number:02}" for number in range(10)]).endswith("h07 and 2 more")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastckpt._core.policy.hosts.host_exclusion import KEPT, cause_of_host, suspects, with_faults
+from fastckpt._core.policy.hosts.host_exclusion import cause_of_host, suspects, with_faults
 
 COMPUTED = " has computed what its replicas have not"
 
@@ -41,8 +41,3 @@ def test_a_cause_that_another_host_shares_counts_against_none():
     faults = with_faults({}, [("a", "x"), ("a", "x"), ("b", "x")])
     assert suspects(faults, 1) == frozenset()
     assert suspects(with_faults(faults, [("a", "y")]), 1) == {"a"}
-
-
-def test_only_the_newest_causes_are_kept():
-    faults = with_faults({"a": ("first",)}, [("a", str(number)) for number in range(KEPT)])
-    assert faults["a"] == tuple(map(str, range(KEPT)))

@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 
-from fastckpt._core.policy.replicas.parity_layout import FileRange, chunk_of, chunks, length_of, pieces, ranges_for
-from fastckpt.errors import ConfigError
+from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
 
 Files = Mapping[str, bytes]
 
@@ -66,29 +65,6 @@ def test_every_loss_of_one_node_is_rebuilt_whatever_files_the_nodes_have(count: 
         of = {id: contents(number, choice[number]) for number, id in enumerate(group)}
         for lost in group:
             assert rebuilt(group, lost, of) == of[lost]
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 7])
-@pytest.mark.parametrize("sizes", [(), (1,), (5, 0, 8), (3, 20)])
-def test_chunks_cover_each_byte_once_and_all_but_the_last_ones_are_equally_long(count: int, sizes: tuple[int, ...]):
-    files = [(f"f{number}", size) for number, size in enumerate(sizes)]
-    found = chunks(reversed(files), count)
-    covered = [(name, offset + place) for ranges in found for name, offset, length in ranges for place in range(length)]
-    assert covered == [(name, place) for name, size in files for place in range(size)]
-    lengths, total = [*map(length_of, found)], sum(sizes)
-    assert len(found) == count and max(lengths) == -(-total // count)
-    full = total // max(lengths) if total else 0
-    assert lengths[:full] == [max(lengths)] * full and not any(lengths[full + 1 :])
-
-
-def test_a_node_holds_no_parity_of_its_own_files():
-    group = ("a", "b", "c")
-    assert [chunk_of(group, "b", holder) for holder in ("a", "c")] == [0, 1]
-    for member, holder in (("b", "b"), ("d", "a"), ("a", "d")):
-        with pytest.raises(ConfigError):
-            chunk_of(group, member, holder)
-    with pytest.raises(ConfigError):
-        chunks([("a", 1)], 0)
 
 
 def test_pieces_have_the_same_bytes_in_the_same_order():
