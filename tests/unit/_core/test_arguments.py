@@ -31,27 +31,21 @@ DDP: dict[str, tuple[Callable[[DdpCheckpointer], Any], str]] = {
     "a step of numpy": (lambda c: c.save_checkpoint(np.float32(3), STATE), "give int"),
     "a null byte in a path": (lambda c: c.save_checkpoint(1, STATE, "a\0b"), "path is 'a.x00b'; no file can have null"),
     "a path that is not UTF-8": (lambda c: c.save_checkpoint(1, STATE, "a\udc80"), "rename it"),
-    "a null byte in what to resume": (lambda c: c.load_checkpoint("a\0b"), "resume_path is 'a.x00b'"),
-    "a null byte in a directory": (lambda _: DdpCheckpointer("a\0b"), "checkpoint_dir is 'a.x00b'"),
     "a directory that is not UTF-8": (lambda _: DdpCheckpointer("a\udc80"), "checkpoint_dir is .* rename it"),
     "no timeout": (lambda c: c.wait_latest_checkpoint(None), "timeout is None; give seconds"),
-    "a timeout as text": (lambda c: c.wait_latest_checkpoint("5"), "timeout is '5'; give seconds"),
     "a timeout that never ends": (lambda c: c.wait_latest_checkpoint(float("nan")), "timeout is nan; give seconds"),
-    "prepare for no state": (lambda c: c.prepare(None), "state_dict is None; give a dict"),
     "prepare for a number": (lambda c: c.prepare(STATE, 3), "optimizer is 3; it is to be a torch optimizer"),
     "a strategy without a directory": (lambda _: KeepEpochStrategy(), "give checkpoint_dir="),
 }
 FSDP: dict[str, tuple[Callable[[Any], Any], str]] = {
     "what is extra as optimizer": (lambda c: c.save_checkpoint(1, MODEL, {"epoch": 1}), "optimizer is a dict; it is"),
     "a storage type as optimizer": (lambda c: c.save_checkpoint(1, MODEL, StorageType.DISK), "optimizer is Storage"),
-    "a storage type as extra": (lambda c: c.save_checkpoint(1, MODEL, ADAM, StorageType.DISK), "extra_sd is Storage"),
     "a list as extra": (lambda c: c.save_checkpoint(1, MODEL, ADAM, [1]), "extra_sd is a list; give a dict"),
     "a scheduler as optimizer": (lambda c: c.save_checkpoint(1, MODEL, StepLR(ADAM, 1)), "optimizer is a StepLR"),
     "a scheduler beside": (lambda c: c.save_checkpoint(1, MODEL, [ADAM, StepLR(ADAM, 1)]), "optimizer is a StepLR"),
     "a state as model": (lambda c: c.save_checkpoint(1, model=MODEL.state_dict()), "model is an OrderedDict; it is"),
     "an unknown argument": (lambda c: c.save_checkpoint(1, MODEL, foo=1), "no argument 'foo'; there are step"),
     "a wrapper around itself": (lambda c: c.save_checkpoint(1, MODEL, AroundItself()), "0 optimizers as attributes"),
-    "load into a state": (lambda c: c.load_checkpoint(MODEL.state_dict()), "model is an OrderedDict; it is"),
     "load into a text": (lambda c: c.load_checkpoint(MODEL, "adam"), "optimizer is 'adam'; it is to be a torch"),
 }
 

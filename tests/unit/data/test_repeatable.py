@@ -112,21 +112,11 @@ class Reshuffled(IterableDataset):
         return iter(self.samples)
 
 
-class OneEpoch(Buffered):
-    """Has a seed for its first epoch alone."""
-
-    def set_epoch(self, epoch: int) -> None:
-        if epoch:
-            raise IndexError(epoch)
-
-
 @pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 def test_a_stream_whose_order_is_made_of_earlier_epochs_is_refused(sharded: bool, workers: int) -> None:
     """A resume in its third epoch would have neither of the orders before."""
     with pytest.raises(ConfigError, match="Reshuffled gives other samples when it is opened again"):
         next(iter(ResumableDataLoader(Reshuffled(), 4, sharded=sharded, num_workers=workers)))
-    one = OneEpoch(40, 3)
-    assert len(list(ResumableDataLoader(one, 4, sharded=sharded, num_workers=workers))) == 10
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -140,41 +130,6 @@ def test_a_stream_declared_unrepeatable_is_accepted_with_a_log_line(
     assert len(used[0]) == 100 and len(set(used[0])) < 100
     assert caplog.text.count("Buffered need not give the same samples at each start (repeatable=False)") == 3
     assert "is not the one" not in caplog.text
-
-
-def test_repeatable_true_opens_a_stream_only_once() -> None:
-    class Counting(Endless):
-        opened = 0
-
-        def __iter__(self) -> Iterator[Any]:
-            type(self).opened += 1
-            yield from super().__iter__()
-
-    list(ResumableDataLoader(Counting(9), 3, repeatable=True))
-    assert Counting.opened == 1
-    list(ResumableDataLoader(Counting(9), 3))
-    assert Counting.opened == 4
-    loader = ResumableDataLoader(Counting(9), 3)
-    next(iter(loader))
-    again = ResumableDataLoader(Counting(9), 3)
-    load_data_state(again, *data_state(loader))
-    Counting.opened = 0
-    next(iter(again))
-    assert Counting.opened == 1, "at a restart nothing is tried"
-
-
-def test_a_trial_opening_of_a_stream_restores_random_generators() -> None:
-    for seeding in ("sample", "none"):
-        torch.manual_seed(3), random.seed(3), np.random.seed(3)
-        loader = ResumableDataLoader(Buffered(50, 1), None, seeding=seeding)
-        if seeding == "none":
-            with pytest.raises(ConfigError, match="other samples"):
-                next(iter(loader))  # its transforms draw from nothing that is seeded
-        else:
-            next(iter(loader))
-        got = torch.rand(1).item(), random.random(), np.random.rand()
-        torch.manual_seed(3), random.seed(3), np.random.seed(3)
-        assert got == (torch.rand(1).item(), random.random(), np.random.rand())
 
 
 # ---------- what is another one after a restart ----------
@@ -296,13 +251,6 @@ def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest
     chosen = killed_every(lambda: Packed(50), 5, count=False)[0]
     assert len(set(chosen)) < 50 and not caplog.text
     assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
-
-
-@pytest.mark.parametrize(("length", "most"), [(5, 4), (40, 7)])
-def test_a_wrong_stream_state_is_noticed_whatever_the_stream_buffers(length: int, most: int) -> None:
-    for batches in range(1, length // 4 + 2, 2):
-        used = killed_every(lambda: Packed(length, most), batches, 2)
-        assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
 
 
 # ---------- webdataset ----------

@@ -11,7 +11,6 @@ from fastckpt._core import metrics
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.errors import ConfigError
-from tests.support.forked_programs import run
 
 
 @pytest.fixture
@@ -114,23 +113,6 @@ def test_a_save_before_the_first_step_counts_as_no_step(block, beats, begin):
     assert block.read(0).steps == 1
 
 
-def test_stalls_of_saves_add_up_even_if_the_saves_fail(block, beats):
-    with beats.save(1):
-        pass
-    once = block.read(0).stalled
-    with pytest.raises(KeyError), beats.stall("wait"):
-        raise KeyError
-    assert 0 < once < block.read(0).stalled
-    assert block.read(0).phase == ""
-
-
-def test_the_heartbeat_names_a_load_as_its_phase(block, beats):
-    with beats.work("resume"), metrics.phase("resume.verify"):
-        assert block.read(0).phase == "resume.verify"
-    beats.resume(40)
-    assert (block.read(0).loaded, block.read(0).step, block.read(0).steps) == (40, 40, 0)
-
-
 def test_marked_phases_nest_and_have_their_limits(block, beats):
     with phase("evaluation", timeout=90):
         assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
@@ -156,18 +138,3 @@ def test_a_phase_that_would_count_as_hung_or_as_none_is_refused(block, beats, na
     with pytest.raises(ConfigError, match="phase"), phase(name, timeout=timeout):
         pass
     assert block.read(0).phase == ""
-
-
-def test_a_worker_that_exits_without_close_reports_its_exit(block, tmp_path, forked_launchers):
-    """What Python does then may take long: threads end, what is registered runs, memory is freed."""
-    program = f"""
-import atexit
-from fastckpt._core.client.heartbeat import Heartbeat
-from fastckpt._core.memory.telemetry import TelemetryBlock
-block = TelemetryBlock({block.name!r})
-atexit.register(lambda: print(block.read(0).phase))
-for _ in range(2):
-    beats = Heartbeat(block.line(0), 0, 0)
-assert block.read(0).phase == ""
-"""
-    assert run(tmp_path, program, [()]) == [(0, "exit\n")] and block.read(0).phase == "exit"

@@ -53,21 +53,6 @@ def received(peer: socket.socket) -> m.Message:
     return decode(peer.recv(size, socket.MSG_WAITALL))
 
 
-def test_what_was_logged_before_the_first_connection_is_sent_over_it(saver: socket.socket):
-    metrics.log(1, {"a": 1, "b": 1})
-    metrics.log(2, {"a": 2})
-    connection, peer = connected(saver)
-    with peer:
-        worker_reports.opened(connection)
-        logged_sender.begin()
-        assert received(peer) == m.Logged(2, {"a": 2.0, "b": 1.0})
-        metrics.log(3, {"b": 3})
-        assert received(peer) == m.Logged(3, {"b": 3.0})
-        worker_reports.closing(connection)
-        connection.channel.close()
-        assert peer.recv(1) == b""
-
-
 def test_a_saver_that_does_not_read_gets_the_newest_values_later(saver: socket.socket, monkeypatch):
     monkeypatch.setattr(logged_sender, "PAUSE", 3600.0)  # only `send` sends after the first message
     connection, peer = connected(saver)

@@ -97,19 +97,6 @@ def test_what_is_no_result_is_refused(wrong):
             CheckResult.from_record(record)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "pairs"),
-    [
-        ([], []),
-        ([0, 1, 2], [(0, 1), (1, 2), (0, 2)]),
-        ([0, 2, 3, 5], [(0, 2), (3, 5)]),
-        ([0, 1, 2, 3, 4], [(0, 1), (2, 3), (3, 4), (2, 4)]),
-    ],
-)
-def test_neighbours_are_pairs_and_of_an_odd_number_the_last_three_are_a_group(nodes, pairs):
-    assert first_pairs(nodes) == pairs
-
-
 TABLE = [
     # nodes, what is wrong, verdicts that are not ok
     (1, {}, {}),

@@ -48,37 +48,6 @@ def test_a_plan_writes_the_first_tensors_and_no_more_than_it_must(
     assert found.predicted_wait == 0
 
 
-LAYERS = 32
-"""Of one byte each. With a budget of 16 at most 12 stay, at most 4 are in flight, and 20 are written in 31 seconds."""
-
-
-@pytest.mark.parametrize(
-    ("ratios", "rate", "compresses", "waits"),
-    [
-        # What is chosen already is compressed first, and only as many as must be.
-        ({i: 0.5 for i in range(32)}, 0.7, True, False),
-        # Storage is too slow for 20: some that compress take the place of the last ones that do not.
-        ({i: 0.01 for i in range(20, 32)}, 0.5, True, False),
-        # Where it is a little faster, the pause between the first tensors and the last ones is enough.
-        ({i: 0.01 for i in range(20, 32)}, 0.9, False, False),
-        # Nothing compresses: the plan says what the step costs.
-        ({}, 0.5, False, True),
-    ],
-)
-def test_where_storage_is_too_slow_compressible_tensors_take_the_place_of_others(
-    ratios: dict[int, float], rate: float, *, compresses: bool, waits: bool
-) -> None:
-    profile = network(*[1] * LAYERS, ratios=tuple(ratios.get(i, 1.0) for i in range(LAYERS)), write=rate)
-    found = plan(profile, 16)
-    assert len(found.offloaded) == 20
-    assert found.compressed <= ratios.keys()
-    assert bool(found.compressed) == compresses
-    assert found.offloaded != found.compressed
-    assert (found.predicted_wait > 0) == waits
-    if not waits:
-        assert simulate(profile, 16, range(20), ()).wait > 0 or found.offloaded == set(range(20))
-
-
 # --- whatever the step
 
 

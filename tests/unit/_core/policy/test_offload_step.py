@@ -64,19 +64,3 @@ def test_a_read_waits_until_memory_is_free_for_it() -> None:
     assert simulate(four, 60, (0, 1), ()) == Outcome(0.5, 60)
     # With 30, both begin when they are needed: at 8, and at 12.5 then.
     assert simulate(four, 30, (0, 1), ()).wait == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "encode_rate", "decode_rate", "pays"),
-    [
-        (0.9, float("inf"), float("inf"), True),
-        (0.5, 100.0, 100.0, True),
-        (0.5, 15.0, 100.0, False),  # a tensor of 10 is written in 1.0 s, or compressed in 0.67 s and written in 0.5 s
-        (0.5, 100.0, 15.0, False),
-    ],
-)
-def test_compression_pays_if_it_saves_more_of_the_disk_than_it_takes_of_the_codec(
-    ratio: float, encode_rate: float, decode_rate: float, pays: bool
-) -> None:
-    profile = layers(10, ratio=ratio, encode_rate=encode_rate, decode_rate=decode_rate)
-    assert profile.pays(0) == pays

@@ -57,10 +57,6 @@ def test_a_rank_reaches_what_other_nodes_hold(held: list[NodeHolding], found: li
     assert reachable(held, [0, 1], MAIN) == found
 
 
-def test_without_a_token_of_the_save_nothing_is_reached():
-    assert reachable([holding(0, [0, 1])._replace(attempt="")], [0, 1], MAIN) == [set(), set()]
-
-
 def test_files_come_from_all_nodes_that_have_them_and_the_first_nodes_copy_is_asked_for_first():
     held = [holding(2, [2, 3], alike=True), holding(1, [1, 0], alike=True), holding(0, [0], saved_as=0)]
     assert sources(held, [0, 1, 2, 3], at(3)) == {
@@ -73,7 +69,7 @@ Kind = tuple[bool, tuple[int, ...]] | None
 """Whether a node has its model of a save, and the ranks of which it has the files; None if it has nothing."""
 
 
-@pytest.mark.parametrize("part", [23, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("part", [23])
 @pytest.mark.parametrize("allow_lost", [False, True])
 def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool, part: int):
     """Three nodes of a rank each, what each holds of two saves, and which of them is on storage: one of so many cases.
@@ -158,7 +154,7 @@ def divided(
     return holding(node, (), saved_as=saved, world_size=world_size, alike=alike, **more)._replace(ranks=files)
 
 
-@pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("count", [2, 3])
 def test_a_divided_state_is_reached_exactly_if_some_node_has_each_shard_that_is_needed(count: int):
     """Exhaustive: three ranks have saved; nodes of now hold their own part or none, and copies of any others."""
     nodes, saved = range(count), range(3)

@@ -15,7 +15,6 @@ from fastckpt._core.policy.resource_plan import (
     reshaped,
 )
 from fastckpt._core.policy.size_growth import FIRST_AND_LAST, LEAST_SQUARES, size_growth
-from fastckpt.errors import ConfigError
 
 MIB = 1 << 20
 
@@ -31,7 +30,6 @@ def test_the_limit_of_a_plan_is_the_least_that_holds_its_slots(size: int, slots:
     ("size", "free", "total", "most", "slots"),
     [
         (11 * MIB, 64 * MIB, 64 * MIB, 3, 2),  # docker's 64 MB: three would leave less than half
-        (10 * MIB, 64 * MIB, 64 * MIB, 3, 3),
         (31 * MIB, 64 * MIB, 64 * MIB, 3, 0),
         (30 * MIB, 64 * MIB, 64 * MIB, 3, 2),
         (1000 * MIB, 3000 * MIB + RESERVE, 1 << 40, 3, 3),
@@ -48,7 +46,6 @@ FSDP = [
     *(SavedFile(f"__{i}_0.distcp", (100 + 4 * i) * PAGE, Role.SHARD, i) for i in range(4)),
     *(SavedFile(f"rank_{i}.pt", PAGE, Role.RANK, i) for i in range(4)),
 ]
-ODD = [SavedFile("global_step1/zero_pp_rank_0.pt", PAGE, Role.OTHER, 0)]
 
 
 @pytest.mark.parametrize(
@@ -57,20 +54,13 @@ ODD = [SavedFile("global_step1/zero_pp_rank_0.pt", PAGE, Role.OTHER, 0)]
         (DDP, 4, JobShape(1, 4), [104]),
         (DDP, 4, JobShape(2, 8), [108, 108]),  # the model on each node, a file for each rank
         (FSDP, 4, JobShape(1, 4), [40 + 424 + 4]),
-        (FSDP, 4, JobShape(2, 2), [40 + 204 + 2, 40 + 220 + 2]),
         (FSDP, 4, JobShape(2, 4), [80 + 4 * 56 + 4] * 2),  # 424 * (112 / 106) / 8 = 56 for the largest; a longer index
         (FSDP, 4, JobShape(1, 2), [20 + 2 * 224 + 2]),
-        (ODD, 4, JobShape(2, 2), [1, 0]),
     ],
 )
 def test_bytes_of_nodes_follow_the_roles_of_files(files, saved, shape, images):
     found = per_node(reshaped(files, saved, shape), shape)
     assert [node.images for node in found] == [count * PAGE for count in images]
-
-
-def test_another_number_of_ranks_is_refused_for_layouts_that_are_not_known():
-    with pytest.raises(ConfigError, match=r"zero_pp_rank_0.pt.*4 ranks.*save once with 8"):
-        reshaped(ODD, 4, JobShape(1, 8))
 
 
 def test_lines_to_paste_name_the_same_size_which_leaves_data_loaders_what_docker_gives_them():

@@ -80,25 +80,6 @@ def test_nobody_is_named(windows: list[list[float]]):
     assert run(windows) == ([], [])
 
 
-def test_two_of_four_slow_ranks_are_both_named_at_the_cost_of_both_from_the_start_on():
-    began, _ = run([[0.6, SLOW, 0.6, SLOW]] * 4)
-    assert [(index, one.rank) for index, one in began] == [(ROW - 1, 1), (ROW - 1, 3)]
-    assert all(one.cost == pytest.approx(0.3) for _, one in began)
-
-
-def test_windows_of_short_steps_are_joined_so_that_a_moment_counts_for_nothing():
-    """20 steps of 10 ms: 8 windows are joined."""
-    judge, found = Stragglers(), []
-    owns = [0.006] * 2
-    for number in range(2, 300):
-        slow = 0.04 if 40 <= number < 43 or number >= 200 else 0.006
-        of_ranks = {rank: RankTimes(own, (0, own, 0, 0, 0.05 - own)) for rank, own in enumerate([owns[0], slow])}
-        found += [(number, one.rank, one.part) for one in judge.see(number, of_ranks)[0]]
-    ((number, *who),) = found
-    assert who == [1, "forward"]
-    assert 200 + 2 * 2 <= number <= 200 + 4 * 2, "two windows of 20 steps of 50 ms are one"
-
-
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

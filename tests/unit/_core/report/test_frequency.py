@@ -51,10 +51,3 @@ def test_the_report_counts_all_decisions_and_lists_those_that_changed_intervals(
     ]
     assert [one.at / 1e9 - WALL for one in found.decisions] == pytest.approx([15, 25, 35, 45])
     assert {(one.directory, one.bound) for one in found.decisions} == {("/run", 0.035)}
-
-
-def test_decisions_are_in_order_of_time_though_the_first_rank_changed_nodes():
-    one = told(CHOSEN).trains(20, 10).stops(21)
-    one.starts(50, 51, 52, 53).finishes(60, 61)
-    two = told(RARER, story=Story(node=1, pid=20, start=1).at(30, "rendezvous", node=1))
-    assert [each.memory for each in report([two.log, one.log]).decisions] == [5, 10]

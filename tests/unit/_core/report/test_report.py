@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -34,18 +33,13 @@ JOINED = {"rendezvous": 1, "start": 1, "imports": 3, "setup": 3}
 
 @dataclass
 class Course:
-    """A job, what its time went into, all of it or among others, its new and its repeated steps, its failures.
-
-    Attributes:
-        per_step: Optimizer steps in a step of the script.
-    """
+    """A job, what its time went into, all of it or among others, its new and its repeated steps, its failures."""
 
     story: Callable[[], Story]
     whole: dict[str, float] = field(default_factory=dict)
     among: dict[str, float] = field(default_factory=dict)
     steps: tuple[int, int] | None = None
     kinds: tuple[str, ...] = ()
-    per_step: Fraction = Fraction(1)
 
 
 def told_in_a_load() -> Story:
@@ -60,26 +54,6 @@ def hung() -> Story:
     return story.starts(102, 103, 104, 105).loads(106, 1, step=15).trains(116, 10).finishes(116, 116)
 
 
-def reborn(story: Story, at: float, step: int, seconds: float = 1) -> Story:
-    """It died, and its workers are there again at once, and resume a step."""
-    return story.dies(at).stops(at).starts(at + 1, at + 1, at + 1, at + 1).loads(at + 2, seconds, step=step)
-
-
-def accumulates() -> Story:
-    """Gradients of four steps are accumulated; saves are at every 20th, and it dies after 16 more."""
-    story = started(ranks=1).says(30, step=20, steps=5, named=5).says(66, step=40, steps=14, named=10)
-    return reborn(story, 66, 40, 0).says(128, step=100, steps=15, named=15, loaded=40).finishes(128, 128)
-
-
-def odd_optimizers() -> Story:
-    """A second optimizer at every fifth step: 120 for 100 steps of the script."""
-    story = started(ranks=1)
-    for number in range(1, 1000):
-        story.says(10 + number, step=number // 100 * 100, named=number // 100 * 120, steps=number + number // 5)
-    return story.finishes(1010, 1010)
-
-
-TWO = Fraction(2)
 COURSES = {
     "an uninterrupted job": Course(
         lambda: started().trains(30, 20, stalled=2, beat=29).finishes(31, 33),
@@ -95,11 +69,6 @@ COURSES = {
     ),
     "a job that runs": Course(lambda: started().trains(20, 10), START | {"useful": 10}),
     "a job that never trained": Course(lambda: Story().starts(1, 2, 5, 8), JOINED),
-    "a script that fails before training": Course(
-        lambda: Story().starts(1, 2, 5, 8).dies(9).stops(10).at(12, "job_ended", outcome="failed", seconds=12),
-        JOINED | {"setup": 4, "stop": 1, "end": 2},
-        kinds=("died",),
-    ),
     "the last flush of a job that a signal stops": Course(
         lambda: started().trains(20, 10, beat=20).at(25, "job_ended", outcome="stopped", seconds=25),
         START | {"useful": 10, "end": 5},
@@ -107,9 +76,6 @@ COURSES = {
     "a script without a checkpointer": Course(
         lambda: Story().at(1, "rendezvous", node=0).at(2, "workers_started", pids={"0": 1}).finishes(30, 31),
         {"rendezvous": 1, "start": 1, "unexplained": 28, "end": 1},
-    ),
-    "a script that never loads": Course(
-        lambda: Story().starts(1, 2, 5, 8).trains(18, 10).finishes(18, 19), JOINED | {"useful": 10, "end": 1}
     ),
     "an evaluation of a minute when all is trained": Course(
         lambda: started().trains(20, 10).trains(40, 15, beat=25).trains(85, 15, beat=25).finishes(86, 87),
@@ -121,26 +87,6 @@ COURSES = {
     "the furthest rank, looked at in the middle of a save whose step another has named": Course(
         lambda: started().says(20, step=10, steps=10, named=10).says(25, step=5, steps=13, named=5), steps=(13, 0)
     ),
-    "two optimizers": Course(
-        lambda: (
-            reborn(started(ranks=1).says(30, step=20, steps=40, named=40), 30, 15)
-            .says(42, step=25, steps=20, named=20, loaded=15)
-            .finishes(42, 42)
-        ),
-        among={"repeated": 5},
-        steps=(50, 10),
-        kinds=("died",),
-        per_step=TWO,
-    ),
-    "steps from 0, as the step that was loaded is -1 at a fresh start": Course(
-        lambda: reborn(started(ranks=1).says(30, step=33, steps=34, named=34), 30, 32).says(
-            42, step=60, steps=28, named=28, loaded=32
-        ),
-        steps=(60, 1),
-        kinds=("died",),
-    ),
-    "an accumulation": Course(accumulates, {}, {"repeated": 16}, (100, 16), ("died",), Fraction(1, 4)),
-    "optimizers without a fixed ratio": Course(odd_optimizers, steps=(999 + 999 // 5, 0), per_step=Fraction(6, 5)),
 }
 
 
@@ -151,7 +97,7 @@ def test_a_report_attributes_time_steps_and_failures(course: Course):
     assert not course.whole or spent == course.whole
     assert {cause: spent.get(cause) for cause in course.among} == course.among
     assert course.steps is None or (found.steps.new, found.steps.repeated) == course.steps
-    assert tuple(one.kind for one in found.failures) == course.kinds and found.steps.unit.per_step == course.per_step
+    assert tuple(one.kind for one in found.failures) == course.kinds
     trained = "useful" in spent
     assert found.goodput == (pytest.approx(spent["useful"] * 1e9 / found.total) if trained else None)
 
@@ -181,27 +127,6 @@ def test_a_report_of_a_worker_death_counts_its_lost_time():
 AWAITED = {"rank": 37, "host": "b", "place": "take (data.py:88)", "state": "elsewhere"}
 
 
-@pytest.mark.parametrize(
-    ("awaited", "words"),
-    [
-        (AWAITED, "hung for 75 s in backward (graph.py:9), waiting for rank 37 on b in take (data.py:88)"),
-        (AWAITED | {"place": ""}, "hung for 75 s in backward (graph.py:9), waiting for rank 37 on b"),
-        (
-            AWAITED | {"rank": -1, "place": ""},
-            "hung for 75 s in backward (graph.py:9), perhaps waiting for a rank on b, from where no answer came",
-        ),
-        (None, "hung for 75 s in backward (graph.py:9)"),
-        ("nonsense", "hung for 75 s in backward (graph.py:9)"),
-        ({"rank": "x"}, "hung for 75 s in backward (graph.py:9)"),
-    ],
-)
-def test_a_report_of_a_hang_names_the_rank_of_another_node(awaited, words):
-    story = started().trains(25, 15, beat=25).at(100, "hang", culprits=[1], silent=75.0, ranks=[], awaited=awaited)
-    story.tell("worker_failed", rank=1, exitcode=-9, frame="backward (graph.py:9)", host="a").stops(101)
-    [failure] = report([story.log]).failures
-    assert formatting.what(failure) == f"rank 1 {words}"
-
-
 @pytest.mark.parametrize(("after", "names"), [(1, True), (59, True), (61, False)])
 def test_workers_that_end_since_another_node_found_a_hang_are_explained_by_it(after: int, names: bool):
     for how in ("dies", "stops"):
@@ -227,21 +152,6 @@ def test_a_report_of_two_launches_counts_steps_lost_by_the_agent_kill():
     assert failure.relaunched == 12 * 10**9
 
 
-def test_launches_in_one_file_are_reported_in_its_order():
-    """The monotonic clock restarts with a boot, and in a container the agent's pid is the same each time."""
-    first, second = started(pid=1).trains(20, 10), Story(pid=1, boot="boot-of-2", start=40)
-    second.starts(met=41, started=42, imported=45, joined=48).loads(50, 1, step=10).trains(60, 10)
-    lines = [json.loads(line) for line in second.finishes(60, 61).lines]
-    lines = [json.dumps(event | {"monotonic": event["monotonic"] - 5035}).encode() for event in lines]
-    lines = [
-        line.replace(b'"imported": 5045', b'"imported": 10').replace(b'"beat": 5060', b'"beat": 25') for line in lines
-    ]
-    found = report([parsed(Path("log"), [*first.lines, *lines])])
-    assert [placed.launch.boot for placed in found.nodes[0]] == ["boot-0", "boot-of-2"]
-    assert (found.steps.new, found.steps.repeated) == (20, 0) and [one.kind for one in found.failures] == ["agent"]
-    assert seconds(found)["down"] == 20 and seconds(found)["useful"] == 20
-
-
 @pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
 def test_a_clock_change_between_launches_does_not_change_the_report(step: float):
     """In one boot of a host the monotonic clock counts; after another boot there is only the wall clock."""
@@ -257,14 +167,6 @@ def test_time_as_a_spare_is_no_rendezvous():
     left_out = started().trains(20, 10).dies(20).stops(21).at(22, "waits_as_spare", host="host0", nodes=2)
     found = seconds(report([left_out.at(23, "waits_as_spare", host="host0", nodes=2).starts(52, 53, 54, 55).log]))
     assert found["spare"] == 30 and found["rendezvous"] == START["rendezvous"] + 1
-
-
-def test_reports_of_several_nodes_add_up():
-    logs = [started(node=node, pid=10 + node).trains(30, 20).finishes(30, 31).log for node in (0, 1)]
-    found = report(logs)
-    assert found.total == 62 * 10**9 and seconds(found)["useful"] == 40 and found.steps.new == 20
-    assert incidents(found.failures) == []
-    assert list(found.nodes) == [0, 1] and found.counts.saves == 10 and found.counts.saved_bytes == 200
 
 
 def test_one_incident_on_several_nodes_is_reported_once():

@@ -55,8 +55,6 @@ FAST = Costs(iteration=1.0, snapshot=0.1, persist=0.2, duration=5.0)
         (Costs(1.0, 0.0), Fixed(), (1, 1)),
         (FAST, Fixed(), (4, 8)),
         (FAST, Fixed(memory=3), (3, 12)),
-        (FAST, Fixed(memory=1), (1, 7)),
-        (FAST, Fixed(storage=100), (4, 100)),
         (FAST, Fixed(storage=7), (7, 7)),
         (FAST, Fixed(storage=2), (2, 2)),
         (FAST, Fixed(memory=2, storage=4), (2, 4)),

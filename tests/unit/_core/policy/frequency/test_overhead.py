@@ -3,8 +3,6 @@
 import json
 import random
 from dataclasses import replace
-from itertools import permutations
-from math import nan
 from statistics import fmean
 
 import pytest
@@ -21,7 +19,6 @@ from fastckpt._core.policy.frequency.overhead import (
     paid,
     pooled,
 )
-from fastckpt.errors import ConfigError
 
 
 def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise=0.0, cycles=5, seed=0, unsaved=0):
@@ -101,14 +98,6 @@ def test_costs_that_were_not_measured_are_kept_from_before():
     assert seen.iteration == 2.0
 
 
-def test_noise_moves_estimates_by_no_more_than_their_error():
-    far = 0
-    for seed in range(60):
-        seen = measured(window(noise=0.05, seed=seed), [8.3] * 5)
-        far += abs(paid(seen, Intervals(5, 20)) - 0.08) > 2 * error(seen, Intervals(5, 20))
-    assert far <= 4  # one in twenty, and a little
-
-
 @pytest.mark.parametrize("at", [0, 49, 98])
 def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints(at):
     """The overhead is not beyond doubt above the 8% that it is."""
@@ -117,14 +106,6 @@ def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints(at):
     seen = measured(iterations, [8.3] * 5)
     assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.09
     assert seen.iteration < 1.1
-
-
-def test_estimates_do_not_depend_on_the_order_of_ranks():
-    ranks = [measured(window(noise=0.05, seed=seed, stall=0.1 * seed), [float(seed)]) for seed in range(5)]
-    assert len({joined(order) for order in permutations(ranks)}) == 1
-    assert (joined(ranks).stall.mean, joined(ranks).durations) == (pytest.approx(0.4), (4.0,))
-    few = measured(window(stall=9.0, cycles=1))
-    assert joined([*ranks, few]).stall.mean == joined([few, *ranks]).stall.mean == pytest.approx(9.0)
 
 
 def test_a_stall_of_one_rank_delays_all_and_is_counted_once():
@@ -138,18 +119,3 @@ def test_measurements_survive_a_round_trip_as_json():
     seen = measured(window(noise=0.1), [8.3, 8.5], 1)
     assert Measurement.from_json(json.loads(json.dumps(seen.to_json()))) == seen
     assert costs(pooled([seen, seen])).snapshot == pytest.approx(costs(seen).snapshot)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Iteration(nan), "an iteration took nan s"),
-        (lambda: Iteration(1.0, 2.0), "an iteration took 1.0 s, 2.0 s of them stalled"),
-        (lambda: Iteration(1.0, -1.0), "-1.0 s of them stalled"),
-        (lambda: measured([]), "a window without iterations has no measurement"),
-        (lambda: joined([]), "no rank has measured anything"),
-    ],
-)
-def test_impossible_measurements_are_refused(call, message):
-    with pytest.raises(ConfigError, match=message):
-        call()

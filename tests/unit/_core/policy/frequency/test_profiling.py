@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import permutations
-from math import nan
 
 import pytest
 
@@ -16,7 +15,6 @@ from fastckpt._core.policy.frequency.profiling import (
     profiled,
     settled,
 )
-from fastckpt.errors import ConfigError
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(None, 50), (1, 8), (801, 9), (2000, 20), (10**9, 50)])
@@ -116,24 +114,3 @@ def test_a_profile_over_several_runs_weighs_each_by_its_measurements():
     nothing = replace(since, iterations=0, snapshots=0, persists=0, plain=0)
     assert continued(PROFILE, nothing) == nothing
     assert continued(before, nothing).iteration == 0.5
-
-
-def test_processor_time_of_copies_and_persists_counts_in_a_profile():
-    plain = [Iteration(1.0, processor=0.9) for _ in range(20)]
-    copied = [Iteration(1.1, 0.1, snapshot=True, processor=1.4) for _ in range(20)]
-    slowed = [Iteration(1.0, persisting=True, processor=1.2) for _ in range(20)]
-    found = profiled([*plain, *copied, *slowed], [20.0])
-    assert (found.stall, found.copy_slowdown, found.slowdown) == pytest.approx((0.1, 0.4, 0.3))
-
-
-@pytest.mark.parametrize(
-    ("refused", "message"),
-    [
-        (lambda: length(0), "an epoch has 0 iterations; give 1 or more"),
-        (lambda: replace(PROFILE, stall=nan), "stall of a profile is nan; measure"),
-        (lambda: replace(PROFILE, iteration=1e-320), "at least 1e-09 s can be"),
-    ],
-)
-def test_impossible_numbers_are_refused(refused, message):
-    with pytest.raises(ConfigError, match=message):
-        refused()

@@ -87,7 +87,6 @@ BROKEN, ROOM = "the bound is broken", "there is room"
 COURSES = {
     "within the bound": Course(seen(error=0.001), 40, (8, 16), why="as before: they cost 4.50% of training, of 5.00%"),
     "a clear breach": Course(seen(stall=3.0), 1, (16, 32), (0,), f"{BROKEN}; they cost 38.25% of training, of 5.00%"),
-    "a breach that goes on": Course(seen(stall=3.0), 2, (32, 64), (0, 1), BROKEN),
     "a breach that may be noise, until it is certain": Course(
         seen(stall=0.5, error=0.03), RECENT, (15, 30), (RECENT - 1,), BROKEN
     ),
@@ -107,7 +106,6 @@ COURSES = {
     "a persist that ends just before the next begins": Course(
         replace(seen(slowdown=0.0, duration=16.0), persisting=100), 1, (10, 20), (0,), "leave no iterations to compare"
     ),
-    "room, for several windows": Course(seen(), AGREE, (64, 128), known=LONG),
     "room, for more windows": Course(seen(), 6, (32, 64), (AGREE + 1,), ROOM, known=LONG),
     "one step would cost 6%, two 3%": Course(
         seen(stall=0.06, slowdown=0.0, duration=0.5), 50, (2, 2), profile=replace(PROFILE, stall=0.06, duration=0.56)
@@ -115,7 +113,6 @@ COURSES = {
     "snapshots take 4%: a persist fits beside them every 100 steps, not every 50": Course(
         seen(stall=0.08, slowdown=0.05), 40, (2, 100), (4,), ROOM, known=Intervals(2, 200)
     ),
-    "one persist that took too long": Course(seen(overruns=1), 1, (8, 16)),
     "several persists that took too long": Course(
         seen(duration=30.0, slowdown=0.0, overruns=3), 1, (8, 32), (0,), "3 persists were due while one was under way"
     ),
@@ -178,8 +175,6 @@ def random_window(rng: random.Random) -> Measurement:
 REQUESTS = [
     AUTO,
     RequestedIntervals(3, None),
-    RequestedIntervals(None, 60),
-    RequestedIntervals(timedelta(seconds=20), None),
     RequestedIntervals(None, timedelta(minutes=2)),
 ]
 
@@ -199,5 +194,4 @@ def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every
             assert now.anchor <= decision.step and now.storage % now.memory == 0
             assert decision.changed is (pair(was) != pair(now)) and decision.why
             assert every.memory != 3 or now.memory == 3
-            assert every.storage != 60 or now.storage == 60
             before = decision

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import Placement, place
-from fastckpt._core.policy.replicas.survival import parity_survival, ring_survival, survival
 
 
 def nodes(count: int, domains: int = 0) -> list[ReplicaNode]:
@@ -95,13 +94,3 @@ def test_a_change_moves_few_copies(count, copies, changes):
         after = place(again(found, ids), copies)
         assert moved(found, after) <= 4 * (copies + 1) * copies
         found = after
-
-
-@pytest.mark.parametrize(("scheme", "expected"), [("pairs", 0.933), ("ring", 0.867), ("xor", 0.533)])
-def test_two_lost_of_sixteen_are_survived_as_published(scheme, expected):
-    found = {
-        "pairs": lambda: survival(place(nodes(16), 1).holders, 2),
-        "ring": lambda: ring_survival(16, 2),
-        "xor": lambda: parity_survival(grouped(nodes(16), 8), 2),
-    }[scheme]()
-    assert round(found, 3) == expected
