@@ -1,14 +1,11 @@
 """What a script may log: its checks, and the newest value of each name."""
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 
-import fastckpt
-from fastckpt._core import metrics
 from fastckpt._core.ipc.messages import Logged
 from fastckpt._core.logged_values import LONGEST, MOST, LoggedValues
 from fastckpt._core.saver.ranks_values import RanksValues
@@ -58,15 +55,6 @@ def test_names_are_limited_in_number_but_not_the_calls(values):
     with pytest.raises(ConfigError, match=f"'more' would be name {MOST + 1} or later .* may use {MOST}: leave out"):
         values.put(9, {"name0": 9, "more": 9})
     assert values.take() == (2, {f"name{number}": 2.0 for number in range(MOST)})
-
-
-def test_a_forked_child_logs_for_nobody_and_returns():
-    fastckpt.metrics.log(7, {"of the parent": 1})
-    if (pid := os.fork()) == 0:
-        fastckpt.metrics.log(8, {"of the child": 2})
-        os._exit(0 if metrics.logged().take() == (8, {"of the child": 2.0}) else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert metrics.logged().take() == (7, {"of the parent": 1.0})
 
 
 def test_the_saver_keeps_the_newest_values_of_each_rank_in_bounded_memory():

@@ -63,12 +63,6 @@ def test_a_checkpointer_that_saves_less_often_does_not_restrict_the_other(pair: 
             saved(pair[1], step)
 
 
-def test_a_checkpointer_that_never_loads_is_paired_after_two_saves(pair: Pair):
-    loaded(pair[0], SaveId(0, 10), {})
-    found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12, 13)]
-    assert found == [({}, {}), ({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
-
-
 def test_checkpointers_of_other_ranks_and_closed_ones_are_not_paired(pair: Pair):
     load(pair, 10)
     other = history("/c", 1, 3)

@@ -126,14 +126,6 @@ def test_getitems_of_a_data_set_is_used_and_seeded_as_chosen() -> None:
     assert all(map(torch.equal, by_batch, ResumableDataLoader(Batched(), 3, seeding="batch", num_workers=1)))
 
 
-def test_without_a_batch_size_samples_come_one_by_one() -> None:
-    loader = loader_of(3, None)
-    assert [sample[0] for sample in loader] == [0, 1, 2]
-    stream = ResumableDataLoader(Endless(3), None, collate_fn=lambda sample: sample[0] * 10)
-    assert list(islice(stream, 2)) == [0, 10]
-    assert list(resumed(stream, collate_fn=lambda sample: sample[0] * 10)) == [20]
-
-
 SAMPLER = ResumableSampler(Indexed(3), 1, 0)
 REFUSED = [
     ({"drop_last": True, "batch_size": None}, "batch_size is None"),

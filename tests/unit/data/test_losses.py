@@ -187,21 +187,6 @@ def test_a_loader_created_before_the_process_group_is_refused(monkeypatch: pytes
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("length", [7])
-def test_a_state_at_the_end_of_a_shard_resumes_at_its_end(length: int) -> None:
-    """The data set goes back to its beginning before the last batch is handed out, if it was found to have no more."""
-
-    def start() -> list[ResumableDataLoader]:
-        return [ResumableDataLoader(Remembering(length), 2, num_replicas=2, rank=rank) for rank in (0, 1)]
-
-    resumed = start()
-    for loader, again, most in zip(start(), resumed, (2, 1), strict=True):
-        list(islice(loader, most))
-        load_data_state(again, *data_state(loader))
-    for samples in ([5], list(range(length))):
-        assert sorted(i for loader in resumed for batch in loader for i in batch.tolist()) == samples
-
-
 def test_a_stream_with_a_counting_loader_of_its_own_is_refused_naming_it() -> None:
     """As MosaicML's StreamingDataset, whose methods these are."""
 

@@ -85,21 +85,3 @@ def test_a_sampler_with_its_own_generator_is_refused_wherever_it_is_stored(gener
         DrawnOrder(Own(rng=generator))
     with pytest.raises(ConfigError, match="Own gives other keys each time"):
         DrawnOrder(Own()).take(0, 0, range(3))
-
-
-def test_a_sampler_with_set_epoch_that_counts_epochs_itself_is_accepted() -> None:
-    class Counting(Sampler[int]):
-        epoch = 0
-
-        def __len__(self) -> int:
-            return 4
-
-        def __iter__(self) -> Iterator[int]:
-            yield from range(10 * self.epoch, 10 * self.epoch + 4)
-            self.epoch += 1
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
-
-    order = DrawnOrder(Counting())
-    assert [order.take(0, epoch, range(4))[0] for epoch in (0, 1, 2, 1)] == [0, 10, 20, 10]

@@ -70,25 +70,12 @@ class Once(IterableDataset):
         return self.samples
 
 
-class Refusing(Endless):
-    """As a server that takes one connection."""
-
-    opened = False
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.opened:
-            raise ConnectionRefusedError("busy")
-        self.opened = True
-        yield from super().__iter__()
-
-
 @pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (Buffered, "Buffered gives other samples when it is opened again: sample [0-9]+ is another one.*set_epoch"),
         (Once, "sample 0 is another one"),
-        (Refusing, r"sample 0 is missing there \(ConnectionRefusedError: busy\)"),
     ],
 )
 def test_a_stream_that_differs_between_openings_is_refused(make: Any, says: str, sharded: bool, workers: int) -> None:

@@ -52,14 +52,3 @@ def test_a_sampler_without_advance_works_and_refuses_to_save() -> None:
     assert orders[0] != orders[1] and all(sorted(order) == list(range(6)) for order in orders)
     with pytest.raises(ConfigError, match="advance"):
         sampler.state_dict()
-
-
-def test_advancing_a_sampler_beyond_its_epoch_is_refused() -> None:
-    sampler = ResumableSampler(Indexed(7), 2, 0)
-    sampler.advance(4)
-    with pytest.raises(ConfigError, match=r"advance\(1\), but epoch 0 has 0 samples left"):
-        sampler.advance(1)
-    with pytest.raises(ConfigError, match="samples is 0"):
-        sampler.advance(0)
-    with pytest.raises(ConfigError, match="rank is 3 of 2"):
-        ResumableSampler(Indexed(7), 2, 3)

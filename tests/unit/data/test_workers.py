@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, default_collate, get_worker_info
+from torch.utils.data import default_collate
 
 from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError
@@ -92,31 +92,6 @@ def test_a_loader_draws_nothing_from_generators_of_the_main_process() -> None:
             with_loader.append(drawn())
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
     assert with_loader == [drawn() for _ in range(3)] * 3
-
-
-class Reporting(Dataset):
-    """Tells what it sees of the worker."""
-
-    offset = 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        info = get_worker_info()
-        assert info is not None and info.dataset is self and info.num_workers == 2 and info.id == index % 2
-        return index + self.offset
-
-
-def configure(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None and info.id == worker
-    info.dataset.offset = 100
-
-
-def test_worker_init_fn_sees_the_data_set_of_the_user() -> None:
-    loader = ResumableDataLoader(Reporting(), 1, num_workers=2, worker_init_fn=configure, **SEEDED)
-    assert [batch.item() for batch in loader] == [100, 101, 102, 103]
 
 
 def test_persistent_workers_follow_a_position_that_was_set() -> None:

@@ -126,17 +126,6 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds) -> None:
     assert rounds.start(heard) == [[[["alive", rank, number] for rank in range(WORLD)] for number in range(3)]] * WORLD
 
 
-def test_gloo_addresses_are_gone_once_all_ranks_have_sent_messages(rounds: Rounds) -> None:
-    def job(rank: int) -> None:
-        dist.new_group([0, 1])
-        Agreement("resume").gather(rank)
-        dist.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    rounds.start(job)
-    assert rounds.addresses() == []
-
-
 def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -> None:
     """Also with ranks that have agreed on more in another one before."""
 

@@ -13,7 +13,7 @@ from fastckpt._core.ipc.offload_messages import OffloadEnded
 from fastckpt._core.offload import offload_log
 from fastckpt.offload import ActivationOffload
 from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, until  # noqa: F401 (fixtures)
-from tests.unit._core.offload.conftest import settle, store_of
+from tests.unit._core.offload.conftest import settle
 from tests.unit._core.report.schema import faults
 
 FOREVER = 1e6
@@ -66,58 +66,6 @@ def test_the_number_of_events_does_not_grow_with_the_steps(ranks, tmp_path, monk
     assert events[0]["saved"] == events[0]["kept"] + events[0]["offloaded"]
     offload.report()
     assert len(events) == 3, "what is reported is not reported again"
-
-
-def test_steps_that_always_differ_report_their_first_plans_and_count_all(ranks, tmp_path, monkeypatch, events):  # noqa: F811
-    monkeypatch.setattr(offload_log, "PAUSE", FOREVER)
-    ranks.start()
-    offload = ActivationOffload(tmp_path, budget="4MiB")
-    for turn in range(offload_log.FIRST + 4):
-        step(offload, size=(1 << 18) + 1024 * turn)
-    until(lambda: len(events) >= offload_log.FIRST, "the first plans")
-    offload._offloader._log._plans_due = 0.0
-    step(offload, size=1 << 19)
-    ranks.end()
-    profiled = [event["profiled"] for event in events if event["event"] == "offload_planned"]
-    assert profiled == [*range(1, offload_log.FIRST + 1), offload_log.FIRST + 4]
-
-
-def test_reports_from_before_the_checkpointer_reach_its_agent(ranks, tmp_path, events):  # noqa: F811
-    offload = ActivationOffload(tmp_path, budget="4MiB")
-    step(offload)
-    step(offload)
-    offload.report()
-    assert names(events) == ["planned", "measured"], "so far they are events of this process"
-    own, events[:] = [*events], []
-    ranks.start()
-    until(lambda: len(events) >= 2, "the same from the agent")
-    ranks.end()
-    for mine, its in zip(own, events, strict=True):
-        assert {name: mine[name] for name in mine if name not in ("time", "monotonic")} == {
-            name: its[name] for name in its if name not in ("time", "monotonic")
-        }
-
-
-def test_the_end_of_offloading_is_reported_at_once_and_steps_after_it_count_no_plan(
-    ranks, tmp_path, monkeypatch, events  # noqa: F811
-):  # fmt: skip
-    monkeypatch.setattr(offload_log, "PAUSE", FOREVER)
-    ranks.start()
-    offload = ActivationOffload(tmp_path, budget="4MiB")
-    for _ in range(3):
-        step(offload)
-    store = store_of(offload)
-    with store._moved:
-        store._end(OSError(28, "No space left on device"))
-    until(lambda: "ended" in names(events), "the end")
-    step(offload)
-    step(offload)
-    ranks.end()
-    [end] = [event for event in events if event["event"] == "offload_ended"]
-    assert (end["error"], end["directory"]) == ("No space left on device", str(tmp_path))
-    assert end["remedy"] == offload_log.REMEDY
-    assert names(events)[:4] == ["planned", "measured", "ended", "measured"]
-    assert [event["steps"] for event in events if event["event"] == "offload_measured"][-1] <= 2
 
 
 def test_a_forked_process_does_not_speak_on_the_connection_of_its_parent(ranks, events):  # noqa: F811

@@ -12,8 +12,6 @@ from fastckpt._core.policy.node_check import (
     first_pairs,
     judge,
     second_pairs,
-    summary,
-    worst,
 )
 
 OK, PROBLEM, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
@@ -32,14 +30,6 @@ def check(nodes, bad=(), slow=(), broken=(), rate=100.0):
 
     first = measured(first_pairs(nodes))
     return judge(nodes, first, measured(second_pairs(nodes, first)))
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "whole", "code"),
-    [([], OK, 0), ([OK, UNKNOWN], UNKNOWN, 2), ([UNKNOWN, PROBLEM, OK], PROBLEM, 1)],
-)
-def test_a_problem_outweighs_what_is_unknown_and_that_what_is_well(verdicts, whole, code):
-    assert worst(verdicts) is whole and whole.code == code
 
 
 @pytest.mark.parametrize(
@@ -81,20 +71,6 @@ def test_a_value_below_its_limit_is_a_problem_that_names_both():
     assert limits.apply(unknown) == unknown
     wrong = CheckResult("disk /data", PROBLEM, "does not keep bytes", value=1.0)
     assert limits.apply(wrong).message == "does not keep bytes"
-
-
-def test_a_summary_has_the_worst_first_and_no_more_characters_than_allowed():
-    results = [CheckResult("a", OK), CheckResult("b", UNKNOWN, "late"), CheckResult("c", PROBLEM, "broken")]
-    assert summary(results, 80) == "problem: c: broken; b: late"
-    assert summary(results, 20) == "problem: c: broke..."
-    assert summary(results[:1], 80) == "ok: 1 checks passed"
-
-
-@pytest.mark.parametrize("wrong", [{"verdict": "fine"}, {"name": 1}, {"message": 1}, {"value": "fast"}, {"more": 1}])
-def test_what_is_no_result_is_refused(wrong):
-    for record in (None, {"name": "a"}, {"name": "a", "verdict": "ok"} | wrong):
-        with pytest.raises(ValueError):
-            CheckResult.from_record(record)
 
 
 TABLE = [

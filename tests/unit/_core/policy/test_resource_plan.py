@@ -10,7 +10,6 @@ from fastckpt._core.policy.resource_plan import (
     JobShape,
     Role,
     SavedFile,
-    limits,
     per_node,
     reshaped,
 )
@@ -61,16 +60,6 @@ FSDP = [
 def test_bytes_of_nodes_follow_the_roles_of_files(files, saved, shape, images):
     found = per_node(reshaped(files, saved, shape), shape)
     assert [node.images for node in found] == [count * PAGE for count in images]
-
-
-def test_lines_to_paste_name_the_same_size_which_leaves_data_loaders_what_docker_gives_them():
-    shape = JobShape(1, 4)
-    (node,) = per_node(DDP, shape)
-    found = limits(node, shape, 3)
-    assert found.docker == f"--shm-size={found.shm}m"
-    assert found.kubernetes == f"emptyDir: {{medium: Memory, sizeLimit: {found.shm}Mi}}"
-    assert found.shm * MIB >= found.tmpfs == found.arena + 64 * MIB
-    assert found.cgroup(500 * MIB) >= found.arena + 500 * MIB + reserve(500 * MIB, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.retention import (
-    DEEPEST,
     KeepAll,
     KeepAny,
     KeepBest,
@@ -147,19 +146,6 @@ def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, da
 @given(policies | st.builds(KeepNamed, st.integers(1, 9), st.sampled_from(["best", "other"])))
 def test_retention_policies_survive_a_round_trip_as_json(policy):
     assert from_json(to_json(policy)) == policy
-
-
-def nested(depth: int) -> object:
-    value: object = {"keep": "last", "n": 1}
-    for _ in range(depth):
-        value = {"keep": "any", "of": [value]}
-    return value
-
-
-def test_json_of_nested_unions_is_refused_beyond_a_depth():
-    assert from_json(nested(DEEPEST))([RetentionEntry((0, 1))]) == {(0, 1)}
-    with pytest.raises(ProtocolError, match=f"deeper than {DEEPEST}"):
-        from_json(nested(DEEPEST + 1))
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
-"""Groups of ranks by their stacks: tables and properties, without processes."""
+"""Groups of ranks by their stacks: a table, without processes."""
 
 import json
 import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastckpt._core.policy.hangs import Witness
 from fastckpt._core.policy.stack_groups import (
     MOST,
-    STATES,
     CaughtRank,
     Frame,
-    StackGroups,
     grouped,
     place_of,
 )
@@ -26,7 +22,6 @@ REDUCE = [
     Frame("/job/train.py", "90", "<module>"),
 ]
 TAKE = [Frame("/job/data.py", "88", "take"), Frame("/job/train.py", "36", "train")]
-READ = [Frame("/usr/lib/python3.11/threading.py", "355", "wait"), Frame("/job/data.py", "12", "read")]
 
 
 def caught(rank: int, frames: list[Frame], host: str = "", **witness) -> CaughtRank:
@@ -97,39 +92,3 @@ def test_a_thousand_ranks_of_a_thousand_places_make_a_short_line():
     assert len(found.groups) == MOST and found.more == (1000 - MOST, 1000 - MOST)
     assert len(found.line) < 600 and "996 are in 996 other places" in found.line
     assert len(json.dumps(found.to_json())) < 20_000
-
-
-# --- properties
-
-frames = st.sampled_from([REDUCE, TAKE, READ, [], REDUCE[:1], TAKE[1:]])
-ranks = st.builds(
-    lambda frames, **fields: (frames, fields),
-    frames,
-    state=st.sampled_from(["S", "S", "R", "T", "D", ""]),
-    steps=st.integers(0, 3),
-    goes_on=st.booleans(),
-    has_left=st.booleans(),
-    waits=st.booleans(),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(ranks, max_size=40), st.lists(st.sampled_from(["x", "y"]), unique=True), st.randoms())
-def test_each_rank_is_in_one_group_the_odd_first_and_the_order_of_answers_changes_nothing(told, unheard, chance):
-    everybody = [caught(rank, frames, **fields) for rank, (frames, fields) in enumerate(told)]
-    found = grouped(everybody, len(told), unheard)
-    shuffled = [*everybody]
-    chance.shuffle(shuffled)
-    assert grouped(shuffled, len(told), unheard) == found
-    members = [rank for group in found.groups for rank in group.ranks]
-    assert len(members) == len(set(members)) == len(told) - found.more[1]
-    assert [group.is_odd for group in found.groups] == sorted((group.is_odd for group in found.groups), reverse=True)
-    assert set(group.state for group in found.groups) <= STATES.keys()
-    for group in found.groups:
-        assert list(group.ranks) == sorted(group.ranks)
-        assert {everybody[rank].frames for rank in group.ranks} == {group.stack}
-        assert {everybody[rank].state for rank in group.ranks} == {group.state}
-    assert "\n" not in found.line and len(found.line) < 3000
-    assert StackGroups.of_json(json.loads(json.dumps(found.to_json()))) == found
-    certain = {rank for rank, each in enumerate(everybody) if each.witness.state == "T"}
-    assert not certain or certain == {rank for group in found.odd for rank in group.ranks}

@@ -6,7 +6,7 @@ import pytest
 
 from fastckpt._core.report.report import Report, report
 from fastckpt_run import formatting
-from tests.unit._core.report.stories import WALL, Story
+from tests.unit._core.report.stories import Story
 
 PROFILING = {"memory": None, "storage": None, "overhead": None, "bound": 0.035, "changed": False, "why": "profiling"}
 CHOSEN = {"memory": 5, "storage": 10, "overhead": None, "bound": 0.035, "changed": True, "why": "chosen"}
@@ -39,15 +39,3 @@ def of(*said: dict[str, Any]) -> Report:
 )
 def test_the_frequency_is_described_in_words(said: tuple[dict[str, Any], ...], expected: str):
     assert formatting.frequency(of(*said).decisions) == expected
-
-
-def test_the_report_counts_all_decisions_and_lists_those_that_changed_intervals():
-    found = of(PROFILING, CHOSEN, KEPT, RARER)
-    assert [(one.step, one.memory, one.storage, one.overhead, one.matters) for one in found.decisions] == [
-        (0, None, None, None, True),
-        (7, 5, 10, None, True),
-        (14, 5, 10, 0.0312, False),
-        (21, 10, 10, 0.07, True),
-    ]
-    assert [one.at / 1e9 - WALL for one in found.decisions] == pytest.approx([15, 25, 35, 45])
-    assert {(one.directory, one.bound) for one in found.decisions} == {("/run", 0.035)}

@@ -91,16 +91,3 @@ def test_rounds_of_long_ago_are_summed_up_and_the_time_is_that_of_the_report(mon
     assert most <= 2 * goodput_meter.KEPT + 1
     assert (dict(measured.by_cause), measured.age) == (dict(whole.lost), whole.total)
     assert measured.steps == whole.steps and dict(measured.failures) == {"died": 14, "elsewhere": 26}
-
-
-def test_a_directory_that_comes_late_has_the_rounds_before_it_without_what_is_of_another():
-    story, meter = killed(), GoodputMeter()
-    joined = {"rank": 0, "local_rank": 0, "worker": 100, "imported": 0.0}
-    story.at(46, "worker_joined", directory="/other", **joined)
-    story.says(47, directory="/other", step=90, steps=90, named=90, saves=90)
-    story.says(47, directory="/run", step=25, steps=10, named=10, loaded=15)
-    for line in story.finishes(48, 49).lines:
-        meter.follow(json.loads(line))
-    measured, whole = meter.measure(round(json.loads(story.lines[-1])["monotonic"] * 1e9)), report([story.log])
-    assert {*meter._courses} == {"/run", "/other"}
-    assert (dict(measured.by_cause), measured.age) == (dict(whole.lost), whole.total)

@@ -4,8 +4,7 @@ from typing import Any
 
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, OffloadEnd
 from fastckpt._core.report.report import report
-from fastckpt_run.views import offload_text, report_text
-from fastckpt_run.views.page import page
+from fastckpt_run.views import report_text
 from tests.unit._core.report.stories import WALL, Story
 
 MIB = 1 << 20
@@ -52,19 +51,3 @@ def test_ends_have_their_time_cause_and_remedy():
     found = report([story.at(8, "offload_ended", rank=1, **told).log])
     assert found.offloaded[0].ends == [OffloadEnd(round((WALL + 8) * 1e9), "/nvme", "no space", "Free some")]
     assert "offloading of rank 1 ended after 8 s: /nvme: no space. Free some" in report_text.facts(found)
-
-
-def test_of_many_ranks_those_that_wait_longest_are_shown():
-    story = Story(ranks=64).starts(1, 2, 3, 4).loads(5, 1).trains(6, 10)
-    for rank in range(64):
-        plan(story, 7, rank=rank)
-        came(story, 8, rank=rank, wait=1.0 if rank in (7, 63) else rank / 1000)
-        story.at(9, "offload_ended", rank=rank, directory="/nvme", error=f"why {rank}", remedy="")
-    found = report([story.log])
-    shown = [one.rank for one in offload_text.shown(found)]
-    assert shown == sorted(shown) and len(shown) == 20 and {7, 63, 62} <= set(shown) and 0 not in shown
-    first, *ends = offload_text.facts(found, 0)
-    assert "activations of 64 ranks; a step writes 604.0 MB, planned 536.9 MB" in first
-    assert "waits 1 s, planned 250 ms (rank 7, the longest)" in first
-    assert len(ends) == 21 and ends[-1] == "44 earlier ends not shown; --json has all"
-    assert "44 more ranks are not shown" in page(found, "run")

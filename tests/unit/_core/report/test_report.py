@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from fastckpt._core.report import goodput as g
 from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import Report, incidents, report
-from fastckpt_run import formatting
-from fastckpt_run.views import report_text
 from tests.unit._core.report.stories import Story
 
 
@@ -124,21 +122,6 @@ def test_a_report_of_a_worker_death_counts_its_lost_time():
     assert (failure.first_step, failure.tier, failure.load) == (5_250_000_000, "memory", 500_000_000)
 
 
-AWAITED = {"rank": 37, "host": "b", "place": "take (data.py:88)", "state": "elsewhere"}
-
-
-@pytest.mark.parametrize(("after", "names"), [(1, True), (59, True), (61, False)])
-def test_workers_that_end_since_another_node_found_a_hang_are_explained_by_it(after: int, names: bool):
-    for how in ("dies", "stops"):
-        story = started().trains(31, 20, beat=30).at(32, "hang_elsewhere", host="b", groups=[], awaited=AWAITED)
-        getattr(story, how)(32 + after)
-        if how == "dies":
-            story.stops(32 + after)
-        story.starts(200, 201, 202, 203).loads(204, 1, step=20).trains(210, 10).finishes(210, 211)
-        [failure] = report([story.log]).failures
-        assert ("waiting for rank 37 on b" in formatting.what(failure)) is names, how
-
-
 def test_a_report_of_two_launches_counts_steps_lost_by_the_agent_kill():
     """What was done since its last record is known from where the next one resumes."""
     first = started().trains(20, 10).at(28, "persisted", step=18, bytes=10, seconds=0.5)
@@ -235,16 +218,6 @@ def test_a_report_of_nodes_whose_ranks_change_counts_steps_once():
     assert [[placed.launch.pid for placed in chain] for chain in found.nodes.values()] == [[10], [11, 12]]
 
 
-def test_a_persist_of_several_nodes_is_reported_once():
-    def told(node: int, took: float) -> Story:
-        counts = {"saves": 4, "saved_bytes": 80, "persisted": 2, "persisted_bytes": 300, "persist_seconds": took}
-        return started(node=node, pid=10 + node).at(20, "progress", directory="/run", ranks=[], **counts)
-
-    found = report([told(0, 2.0).log, told(1, 3.0).log]).counts
-    assert (found.saves, found.saved_bytes, found.persisted, found.persisted_bytes) == (4, 160, 2, 300)
-    assert found.persist_time == 3 * 10**9
-
-
 # --- whatever a log says
 
 
@@ -327,18 +300,3 @@ def test_invalid_events_in_a_log_do_not_fail_the_report(changes, seed):
     torn = lines[-1][: seed % max(1, len(lines[-1]))]
     found = report([parsed(Path("log"), [*lines[:-1], torn, b"[1]", b"\xff", b'{"event": 1}'])])
     assert sum(found.lost.values()) == found.total and found.unreadable >= 3
-
-
-def test_a_report_names_slow_ranks_and_how_long_they_were_slow():
-    story = started()
-    for second, rank, slow in ((12, 1, True), (13, 0, True), (15, 1, False), (16, 1, False), (18, 0, True)):
-        facts = {"host": "a", "part": "data", "cost": 0.18, "own": 1.0, "others": 0.8, "window": second}
-        story.at(second, "straggler", rank=rank, slow=slow, **facts)
-    story.at(19, "straggler", rank="x", slow=True).at(20, "straggler", rank=2, slow=True, cost="much")
-    found = report([story.trains(30, 20).stops(31).log])
-    begin = next(iter(found.nodes.values()))[0].begin
-    assert [(one.rank, (one.begin - begin) // 10**9, one.end and (one.end - begin) // 10**9) for one in found.slow] == [
-        (1, 12, 15), (0, 13, 31), (2, 20, 31)
-    ]  # fmt: skip
-    assert (found.slow[0].host, found.slow[0].part, found.slow[0].cost, found.slow[2].cost) == ("a", "data", 0.18, 0.0)
-    assert "slow rank: a, rank 1, data: the job was 18% slower (found after 12 s, for 3 s)" in report_text.facts(found)

@@ -83,14 +83,6 @@ def test_processor_time_counts_where_it_is_more_than_the_time_that_training_lose
     assert costs(measured([*found[:20], pause, *found[21:]], [8.3] * 5)).snapshot == pytest.approx(0.7, abs=0.05)
 
 
-def test_processor_time_counts_as_a_part_of_what_training_uses_where_no_core_is_idle():
-    """Training has the cores for half of the time, other processes for the rest."""
-    found = [replace(each, processor=0.45 + 0.25 * each.snapshot) for each in window(stall=0.0, busy=0.0, slow=0.0)]
-    shared = sum(each.processor for each in found) / 100
-    assert costs(measured(found, [8.3] * 5)).snapshot == pytest.approx(0.25)
-    assert costs(measured(found, [8.3] * 5, busy=True)).snapshot == pytest.approx(0.25 / shared)
-
-
 def test_costs_that_were_not_measured_are_kept_from_before():
     before = measured(window(), [8.3] * 5)
     seen = completed(measured([Iteration(2.0)] * 50), before)

@@ -72,15 +72,6 @@ def test_ranks_agree_on_the_profile_of_the_slowest_and_on_the_smallest_counts():
     assert joined([*ranks, None]) is None
 
 
-def test_background_copies_count_in_a_profile_by_all_that_they_may_cost():
-    rng = random.Random(7)
-    for _ in range(20):
-        plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
-        assert some(plain, [rng.gauss(1.2, 0.02) for _ in range(20)]).copy_slowdown == pytest.approx(0.21, abs=0.03)
-        assert some(plain, [rng.gauss(1.0, 0.02) for _ in range(20)]).copy_slowdown < 0.03
-        assert some(plain, [1.2, 1.3]).copy_slowdown == 0.0, "two say nothing"
-
-
 PROFILE = Profile(0.5, 0.02, 3.0)
 
 

@@ -57,15 +57,6 @@ def test_every_loss_of_two_of_eight_is_survived_unless_they_are_a_pair():
     assert all(two.survives(lost) for lost in combinations(two.holders, 2))
 
 
-def test_two_nodes_of_a_domain_are_no_pair_if_another_domain_has_room():
-    for domains in range(2, 9):
-        found = place(nodes(8, domains), 1)
-        assert found.inside == (), domains
-    alone = [*nodes(3, 1), ReplicaNode("other", "far")]
-    found = place(alone, 1)
-    assert len(found.inside) == 2 and "other" not in found.inside
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=24), st.integers(1, 2), st.randoms(use_true_random=False))
 def test_all_nodes_find_the_same_and_none_is_inside_a_domain_without_need(domains, copies, rng: random.Random):
