@@ -189,15 +189,6 @@ def test_loader_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
         assert loader.state_dict() == state
 
 
-def test_the_saved_seed_overrides_that_of_the_new_loader(caplog: pytest.LogCaptureFixture) -> None:
-    loader = loader_of(10, shuffle=True, seed=1)
-    whole = [indices(batch) for batch in loader_of(10, shuffle=True, seed=1)]
-    next(iter(loader))
-    after = resumed(loader, shuffle=True, seed=2)
-    assert [indices(batch) for batch in after] == whole[1:]
-    assert "seed 1 instead of 2" in caplog.text
-
-
 def test_sharded_data_resume_only_with_the_same_ranks_and_workers() -> None:
     loader = ResumableDataLoader(Remembering(9), 2, num_replicas=2, rank=0)
     common, own = loader.state_dict(), loader.rank_state_dict()

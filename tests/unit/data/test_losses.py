@@ -40,12 +40,6 @@ class TestSamplers:
         with pytest.raises(ConfigError, match=says):
             ResumableDataLoader(Indexed(16), batch_sampler=batches, num_replicas=2, rank=0)
 
-    def test_advancing_a_sampler_that_a_loader_advances_is_refused(self) -> None:
-        sampler = ResumableSampler(Indexed(8), 1, 0, shuffle=False)
-        for batch in ResumableDataLoader(Indexed(8), 2, sampler=sampler):
-            with pytest.raises(ConfigError, match=r"leave advance\(\) out"):
-                sampler.advance(len(batch))
-
     def test_samplers_warn_of_samples_dropped_by_a_loader_and_end_their_epoch(
         self, said: pytest.LogCaptureFixture
     ) -> None:

@@ -26,7 +26,7 @@ from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
 from tests.faults.jobs import run_forked
 from tests.unit.data.jobs import Endless, Remembering, indices
-from tests.unit.data.streams import Buffered, Packed, hugging_face, number, tars, web
+from tests.unit.data.streams import Buffered, Packed, hugging_face
 
 
 @pytest.fixture(autouse=True)
@@ -241,14 +241,6 @@ def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest
 
 
 # ---------- webdataset ----------
-
-
-def test_a_shuffle_of_webdataset_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    names = tars(tmp_path, 100)
-    for sharded in (False, True):
-        made = web(names, shardshuffle=4).shuffle(50).map(number)
-        with pytest.raises(ConfigError, match=r"WebDataset gives other samples when.*detshuffle\(1000, seed=0\)"):
-            next(iter(ResumableDataLoader(made, 4, sharded=sharded)))
 
 
 # ---------- checksums ----------

@@ -1,7 +1,6 @@
 """Messages, errors and departures of agreements, whose ranks are threads with a client each of a real store."""
 
 import gc
-import json
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -223,11 +222,3 @@ def test_the_list_of_a_rank_that_left_while_it_made_it_is_made_by_another(
         return None
 
     assert ranks.start(3, job) == [[0, 1, 2], [0, 1, 2], None]
-
-
-def test_equal_values_are_sent_to_all_once_and_those_that_only_compare_equal_are_kept_apart(ranks: Ranks) -> None:
-    said = [{"a": 1}, {"a": 1}, {"a": True}, 1, True, 1.0, 1.0, "1"]
-    heard = ranks.start(len(said), lambda agreement: repr(agreement.gather(said[rank_of(agreement)])))
-    assert heard == [repr(said)] * len(said)
-    runs = collective._runs([{"value": "x" * 1000}] * 999)  # what each rank receives
-    assert len(json.dumps(runs)) < 1100

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,39 +12,13 @@ from fastckpt._core.ipc.channel import Channel, bind, decode
 from fastckpt._core.logged_values import LoggedValues
 
 DEADLINE = 30.0
-ADDRESS = "@fastckpt-test-logged-{}"
 
 
-class Connection:
+class Connection(Channel):
     """A worker's connection, as `SaverClient` reports through it."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = Channel(address, DEADLINE)
-
-    @property
-    def is_read(self) -> bool:
-        return self.channel.is_read
-
     def report_logged(self, step: int, values: dict[str, float]) -> None:
-        self.channel.send(m.Logged(step, values))
-
-
-@pytest.fixture
-def saver(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    monkeypatch.setattr(metrics, "_logged", LoggedValues())
-    monkeypatch.setattr(worker_reports, "_reports", worker_reports._Reports())
-    monkeypatch.setattr(logged_sender, "_sender", None)
-    monkeypatch.setattr(logged_sender, "PAUSE", 0.01)
-    with bind(ADDRESS.format(threading.get_native_id())) as listener:
-        listener.settimeout(DEADLINE)
-        yield listener
-
-
-def connected(saver: socket.socket) -> tuple[Connection, socket.socket]:
-    connection = Connection("@" + saver.getsockname()[1:].decode())
-    peer, _ = saver.accept()
-    peer.settimeout(DEADLINE)
-    return connection, peer
+        self.send(m.Logged(step, values))
 
 
 def received(peer: socket.socket) -> m.Message:
@@ -53,9 +26,16 @@ def received(peer: socket.socket) -> m.Message:
     return decode(peer.recv(size, socket.MSG_WAITALL))
 
 
-def test_a_saver_that_does_not_read_gets_the_newest_values_later(saver: socket.socket, monkeypatch):
+def test_a_saver_that_does_not_read_gets_the_newest_values_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "_logged", LoggedValues())
+    monkeypatch.setattr(worker_reports, "_reports", worker_reports._Reports())
+    monkeypatch.setattr(logged_sender, "_sender", None)
     monkeypatch.setattr(logged_sender, "PAUSE", 3600.0)  # only `send` sends after the first message
-    connection, peer = connected(saver)
+    with bind(address := f"@fastckpt-test-logged-{threading.get_native_id()}") as saver:
+        saver.settimeout(DEADLINE)
+        connection = Connection(address, DEADLINE)
+        peer, _ = saver.accept()
+    peer.settimeout(DEADLINE)
     with peer:
         worker_reports.opened(connection)
         logged_sender.begin()
@@ -68,5 +48,5 @@ def test_a_saver_that_does_not_read_gets_the_newest_values_later(saver: socket.s
         assert connection.is_read
         worker_reports.closing(connection)  # what is left is sent before the end
         assert received(peer) == m.Logged(1999, {"a": 1999.0})
-        connection.channel.close()
+        connection.close()
         assert not connection.is_read

@@ -34,13 +34,6 @@ class Sometimes(Dataset[Any]):
         return self.draw() if index % 5 == 4 and index > 8 else float(index)
 
 
-class OfTheSeed(Sometimes):
-    def __init__(self) -> None: ...
-
-    def __getitem__(self, index: int) -> float:
-        return float(torch.initial_seed())
-
-
 def expected(draw: Callable[[], float]) -> list[float]:
     """Each sample by itself, with all generators seeded for it."""
     samples = []
@@ -69,11 +62,3 @@ def test_random_draws_of_a_data_set_depend_on_the_sample_alone(
         assert [x for batch in loader for x in batch.tolist()] == right
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1:] == (random.getstate(), repr(np.random.get_state()))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_generator_created_by_the_data_set_follows_the_seed_of_the_sample(num_workers: int) -> None:
-    """Nothing is drawn from torch's own then, but it is asked for its seed."""
-    loader = ResumableDataLoader(OfTheSeed(), 4, num_workers=num_workers)
-    right = [float(mix(SAMPLE, 0, 0, index, 0)) for index in range(24)]
-    assert [x for batch in loader for x in batch.tolist()] == right

@@ -222,24 +222,6 @@ def test_a_storage_that_was_changed_between_two_saves_is_written_twice(offload):
     assert torch.equal(gradients(second, leaf)[0], 3 * (4 * leaf.detach()) ** 2 * 2)
 
 
-def test_an_address_that_recurs_is_not_taken_for_the_storage_that_was_there(offload):
-    leaf = square(requires_grad=True)
-
-    def run():
-        losses = []
-        for factor in range(1, 13):
-            value = leaf * factor
-            losses.append((value**2).sum() * factor)
-            del value
-            if factor % 3 == 0:
-                settle(offload)
-        return sum(losses)
-
-    with offload:
-        loss = run()
-    assert torch.equal(gradients(loss, leaf)[0], gradients(run(), leaf)[0])
-
-
 # --- rule 4: a region is free when its tensor is
 
 

@@ -1,7 +1,6 @@
 """The plan of what is offloaded: tables, properties of any plan, and comparison with all plans that there are."""
 
 from collections import Counter
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -90,24 +89,3 @@ def test_what_a_plan_says_of_itself_is_so(profile: StepProfile, share: float) ->
     # A last layer's tensor that need not go does not.
     last = max(found.offloaded, default=None)
     assert last is None or found.predicted_wait or found.resident + sizes[last] > room(budget)
-
-
-@settings(max_examples=25, deadline=None)
-@given(steps(most=6), st.floats(0, 1))
-def test_no_plan_of_all_that_there_are_waits_less(profile: StepProfile, share: float) -> None:
-    budget = int(share * sum(tensor.size for tensor in profile.tensors))
-    found = plan(profile, budget)
-    assert found.predicted_wait <= least_wait(profile, budget) + 1e-5 * (profile.forward + profile.backward)
-
-
-def least_wait(profile: StepProfile, budget: int) -> float:
-    """The least of all plans whose tensors fit, each tensor kept, written or compressed."""
-    count = len(profile.tensors)
-    waits = [0.0] if sum(tensor.size for tensor in profile.tensors) <= budget else []
-    for state in product("kwc", repeat=count):
-        kept = sum(profile.tensors[index].size for index in range(count) if state[index] == "k")
-        if kept <= room(budget) and all(kind != "c" or profile.pays(index) for index, kind in enumerate(state)):
-            offloaded = [index for index in range(count) if state[index] != "k"]
-            compressed = [index for index in range(count) if state[index] == "c"]
-            waits.append(simulate(profile, budget, offloaded, compressed).wait)
-    return min(waits)

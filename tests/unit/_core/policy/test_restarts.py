@@ -1,6 +1,5 @@
 """Stalls among failures, and restarts given back by progress, as tables."""
 
-import random
 import re
 from dataclasses import replace
 
@@ -85,17 +84,6 @@ KILLED = replace(NOTHING, killed=True)
 )
 def test_a_kill_from_outside_counts_a_tenth_of_a_stall(row: list[Attempt], limit: int, expected: bool) -> None:
     assert is_stuck(row, limit) == expected
-
-
-def test_a_job_that_comes_further_between_kills_is_never_stuck() -> None:
-    """To come further takes it up to the mean time between kills, so that most starts come to nothing."""
-    for seed in range(20):
-        rng, attempts, furthest = random.Random(seed), [came(-1, 0)], 0
-        for _ in range(100):
-            reached = furthest + int(rng.expovariate(1.0))
-            attempts.append(replace(came(furthest, reached), killed=True))
-            furthest = reached
-            assert not is_stuck(stalls(attempts), 3)
 
 
 @pytest.mark.parametrize(

@@ -184,25 +184,6 @@ def test_failures_are_counted_by_host_and_by_who_was_first_over_all_launches():
     ]  # fmt: skip
 
 
-def test_steps_of_a_second_checkpointer_are_counted_apart():
-    """Its directory has the best state, by epoch; it is there before the other, and loads nothing."""
-    story = started(ranks=1)
-    for instant in (20, 30.5):
-        steps = int(instant) - 10
-        story.says(instant, step=steps // 5 * 5, steps=steps, named=steps // 5 * 5)
-        story.says(instant, directory="/a", step=steps // 10, steps=steps, named=steps // 10 * 10)
-    story.dies(30.5).stops(30.5).at(31, "worker_joined", directory="/a", local_rank=0).starts(31, 31, 31, 32)
-    story.loads(33, 1, step=15)
-    for instant in (36, 43, 53):
-        steps = instant - 33
-        story.says(instant, directory="/a", step=2 if instant > 40 else -1, steps=steps, named=7 if instant > 40 else 0)
-        story.says(instant, step=15 + steps // 5 * 5, steps=steps, named=steps // 5 * 5, loaded=15)
-    found = report([story.finishes(53, 53).log])
-    assert (found.steps.new, found.steps.repeated, found.failures[0].repeated) == (35, 5, 5)
-    assert seconds(found)["repeated"] == pytest.approx(5)
-    assert found.counts.saves == 35 + 2
-
-
 def test_a_report_of_nodes_whose_ranks_change_counts_steps_once():
     """Node 0 is gone, and node 1 goes on in its place: it has not repeated what it did at the same time."""
     gone, stays = started(pid=10).trains(30, 20), started(node=1, pid=11).trains(30, 20).stops(31)

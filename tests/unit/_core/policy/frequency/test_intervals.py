@@ -69,10 +69,6 @@ def test_fixed_intervals_are_kept(costs, fixed, expected):
     assert (intervals.memory, intervals.storage) == expected
 
 
-def test_intervals_leave_iterations_without_a_persist():
-    assert [apart(replace(FAST, duration=duration)) for duration in (0, 0.1, 1, 1.1, 10, 100)] == [1, 2, 2, 3, 13, 125]
-
-
 def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance():
     rng = random.Random(8)
     for _ in range(100):
