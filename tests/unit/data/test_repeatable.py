@@ -16,7 +16,6 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import IterableDataset
 
@@ -24,8 +23,8 @@ from fastckpt.data import ResumableDataLoader, data_state, load_data_state
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
-from tests.faults.jobs import run_forked
-from tests.unit.data.jobs import Endless, Remembering, indices
+from tests.support.forked_programs import run
+from tests.unit.data.jobs import Remembering, indices
 from tests.unit.data.streams import Buffered, Packed, hugging_face
 
 
@@ -152,24 +151,31 @@ def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplo
 # ---------- ranks ----------
 
 
-def read_unlike() -> None:
-    """The program of a rank, whose streams are some like those of the others, and some not."""
-    dist.init_process_group("gloo")
-    rank, said = dist.get_rank(), []
-    for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
-        try:
-            said.append(len(list(ResumableDataLoader(make(), 4, num_workers=rank))))
-        except ConfigError as error:
-            said.append(str(error))
-    Path(sys.argv[1], f"said-{rank}").write_text(json.dumps(said))
-    dist.barrier()
-    dist.destroy_process_group()
+READS_UNLIKE = """
+import json, sys
+import torch.distributed as dist
+from fastckpt.data import ResumableDataLoader
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless
+from tests.unit.data.streams import Buffered
+
+rank, said = int(sys.argv[1]), []
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
+    try:
+        said.append(len(list(ResumableDataLoader(make(), 4, num_workers=rank))))
+    except ConfigError as error:
+        said.append(str(error))
+print(json.dumps(said))
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 
 def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path, forked_launchers: None) -> None:
     """Each opening of a rank's stream is like the others of that rank: only ranks can compare them."""
-    run_forked(tmp_path, "--standalone", "--nproc-per-node=2", __file__, tmp_path, seconds=240)
-    said = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(2)]
+    found = run(tmp_path, READS_UNLIKE, [(rank, tmp_path / "store") for rank in range(2)])
+    said = [json.loads(text.splitlines()[-1]) for _, text in found]
     assert [each[0] for each in said] == [8, 8] and [each[3] for each in said] == [1, 1]
     for wrong in (1, 2):
         refusals = [each[wrong] for each in said if isinstance(each[wrong], str)]
@@ -269,12 +275,8 @@ def test_checksums_differ_for_unlike_samples_and_agree_between_processes() -> No
     for same, again, other in zip(samples(0), samples(0), samples(1), strict=True):
         assert checksum(same) == checksum(again) < 2**63, type(same)
         assert checksum(same) != checksum(other), type(same)
-    command = "from tests.unit.data.test_repeatable import *; print([checksum(each) for each in samples(0)])"
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", command], cwd=root, env=os.environ | {"PYTHONHASHSEED": "1"},
+    seen = "[checksum(each) for each in ('a0', b'1', {'a', 'b', 'c'}, {'x': {'y': 1}}, [torch.ones(2), object()])]"
+    command = f"import torch; from fastckpt.data.streams.checksum import checksum; print({seen})"
+    done = subprocess.run([sys.executable, "-c", command], env=os.environ | {"PYTHONHASHSEED": "1"},
                           capture_output=True, text=True, check=True)  # fmt: skip
-    assert done.stdout == f"{[checksum(each) for each in samples(0)]}\n", "the same in each process"
-
-
-if __name__ == "__main__":
-    read_unlike()
+    assert done.stdout == f"{eval(seen)}\n", "the same in each process"

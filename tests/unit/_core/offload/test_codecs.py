@@ -86,23 +86,6 @@ def test_bools_of_bytes_other_than_0_and_1_stay_dense() -> None:
     assert came_back(tensor, encoded)
 
 
-def test_parts_of_another_length_are_refused() -> None:
-    encoded = encode(torch.eye(64))
-    with pytest.raises(ValueError, match=r"parts of a positions tensor are .*; expected"):
-        decode(encoded.description, [part[:-1] for part in encoded.parts])
-
-
-def test_half_precision_is_stored_only_if_it_is_asked_for() -> None:
-    tensor = torch.randn(1000)
-    assert encode(tensor).nbytes == 4000
-    encoded = encode(tensor, half=True)
-    assert (encoded.nbytes, encoded.description.stored) == (2000, torch.float16)
-    assert torch.equal(decode(encoded.description, encoded.parts), tensor.half().float())
-    sparse = tensor.relu()
-    assert encode(sparse, half=True).nbytes < 1500
-    assert encode(tensor.double(), half=True).nbytes == 8000
-
-
 @pytest.mark.parametrize("value", [-7e4, math.inf])
 def test_half_precision_makes_no_finite_number_infinite(value: float) -> None:
     tensor = torch.full((1000,), value)

@@ -1,4 +1,4 @@
-"""Memory of nodes as tables: reserves, slots, roles of files, other shapes of a job, growth."""
+"""Memory of nodes as tables: reserves, slots, roles of files, other shapes of a job."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from fastckpt._core.policy.resource_plan import (
     per_node,
     reshaped,
 )
-from fastckpt._core.policy.size_growth import FIRST_AND_LAST, LEAST_SQUARES, size_growth
 
 MIB = 1 << 20
 
@@ -60,18 +59,3 @@ FSDP = [
 def test_bytes_of_nodes_follow_the_roles_of_files(files, saved, shape, images):
     found = per_node(reshaped(files, saved, shape), shape)
     assert [node.images for node in found] == [count * PAGE for count in images]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "per_step", "method"),
-    [
-        ({10: 1000, 20: 2000}, 100.0, FIRST_AND_LAST),
-        ({10: 1000, 20: 2000, 30: 3000}, 100.0, LEAST_SQUARES),
-        ({10: 2000, 20: 2000, 30: 2001}, 0.0, LEAST_SQUARES),  # a number that became longer is no growth
-        ({10: 2000, 20: 1000}, -100.0, FIRST_AND_LAST),
-    ],
-)
-def test_growth_is_the_slope_of_sizes(sizes: dict[int, int], per_step: float, method: str):
-    found = size_growth(sizes)
-    assert found is not None and (found.per_step, found.method) == (pytest.approx(per_step), method)
-    assert (found.step, found.size, found.points) == (max(sizes), sizes[max(sizes)], len(sizes))

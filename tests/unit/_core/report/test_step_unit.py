@@ -25,18 +25,3 @@ def test_steps_are_counted_in_the_smaller_of_both_units(
 ) -> None:
     unit = StepUnit.of([stretch(last)])
     assert (unit.per_step, unit.reached(last), unit.number(last)) == (per_step, reached, number)
-
-
-@pytest.mark.parametrize(
-    ("step", "steps", "named", "per_step", "reached"),
-    [
-        (-1, 7, 0, 1, 7),
-        (10, 14, 10, 1, 14),
-        (100, 5, 0, 1, 105),
-        (3, 35, 30, 10, 3),
-    ],
-)
-def test_the_number_of_a_step_is_the_newest_named_step_and_what_was_done_since(
-    step: int, steps: int, named: int, per_step: int, reached: int
-) -> None:
-    assert StepUnit(Fraction(per_step)).number(Telemetry(step=step, steps=steps, named=named)) == reached

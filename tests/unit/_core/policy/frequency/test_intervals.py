@@ -82,12 +82,6 @@ def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance():
         assert following - last >= after.storage and after.snapshots(following)
 
 
-@pytest.mark.parametrize(("memory", "storage"), [(0, 1), (2, 1), (2, 3)])
-def test_incompatible_intervals_are_refused(memory, storage):
-    with pytest.raises(ConfigError, match=f"every {memory} steps and persists every {storage} do not go together"):
-        Intervals(memory, storage)
-
-
 @pytest.mark.parametrize(
     ("memory", "iteration", "expected"),
     [(1, 0.005, 100), (100, 0.005, 100), (101, 0.005, 0), (1, 0.05, 10), (1, 0.5, 1), (1, 60.0, 1), (2, 60.0, 0)],

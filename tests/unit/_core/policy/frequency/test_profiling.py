@@ -56,11 +56,6 @@ def test_a_profile_includes_the_time_that_a_persist_adds_to_iterations():
     assert some([1.0] * 9, slowed=[0.9] * 5).slowdown == some([1.0] * 9).slowdown == 0.0
 
 
-def test_a_profile_needs_a_snapshot_and_counts_a_missing_persist_as_free():
-    assert some([1.0] * 9, stalls=()) is None
-    assert some([1.0] * 9, durations=()).duration == 0.0
-
-
 def test_ranks_agree_on_the_profile_of_the_slowest_and_on_the_smallest_counts():
     ranks = [
         Profile(1.0, 0.5, 2.0, 0.0, 0.0, 9, 4, 1, 9),
