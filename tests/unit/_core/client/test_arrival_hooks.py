@@ -255,3 +255,10 @@ def test_a_step_follows_a_backward_that_failed_and_a_forward_without_one(beats: 
     for _ in range(2):
         step(model, optimizer)
     assert running.clock is not None and running.clock.part == BETWEEN and not running.clock.in_backward
+
+
+def test_a_failed_installation_of_hooks_leaves_none(beats: Heartbeat, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(arrival_hooks, "_is_sharded", fail)
+    model, optimizer = made()
+    step(model, optimizer)
+    assert not beats._arrivals and not hooks_of(model)

@@ -94,11 +94,15 @@ class TestLeavingRank:
         assert first.save_checkpoint(3, state(3), rank_state={"at": 3, "rank": 0}, storage_type=MEMORY)
         assert self.resumed(ranks) == [(3, {"at": 3, "rank": 0}), (3, {"at": 2, "rank": 1})]
 
-    def test_a_leaving_rank_does_not_recreate_a_removed_arena(self, ranks: Ranks):
+    @pytest.mark.parametrize("when", ["before it", "after it"])
+    def test_a_leaving_rank_does_not_recreate_a_removed_arena(self, ranks: Ranks, when: str):
         first, second = self.saved(ranks, 1)
         arena = first._writer.link.arena
-        remove_live(arena)
+        if when == "before it":
+            remove_live(arena)
         second.close()
+        if when == "after it":
+            remove_live(arena)
         results = [first.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (2, 3)]
         assert results[-1].reason == "rank 1 has closed"
         assert not arena.exists() or arena.stat().st_mode & 0o777 == 0o700

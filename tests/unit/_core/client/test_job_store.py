@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from fastckpt._core.client import job_store
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.job_store import job_store_if_met
 
@@ -127,10 +128,13 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds) -> None:
 
 
 def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -> None:
-    """Also with ranks that have agreed on more in another one before."""
+    """Also with ranks that have agreed on more in another one before; who waits for long is told for which rank."""
 
     def job(rank: int) -> list[Any]:
-        heard = []
+        heard, told = [], list[str]()
+        job_store.PATIENCE = 0.2
+        job_store.logger.addFilter(lambda record: bool(told.append(record.getMessage())))
+        time.sleep(0.6 * (rank == 2))
         for group in range(3):
             ranks = Agreement("resume")
             heard.append(ranks.gather([group, rank]))
@@ -140,6 +144,7 @@ def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -
             dist.destroy_process_group()
             rounds.form(rank)
             assert job_store_if_met("any") is None
+        assert rank or "still waiting for rank 2 after 0.2 s, and up to 3600 s" in told[0]
         return heard
 
     assert rounds.start(job) == [[[[group, rank] for rank in range(WORLD)] for group in range(3)]] * WORLD

@@ -62,3 +62,36 @@ def test_random_draws_of_a_data_set_depend_on_the_sample_alone(
         assert [x for batch in loader for x in batch.tolist()] == right
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1:] == (random.getstate(), repr(np.random.get_state()))
+
+
+class OfTheSeed(Sometimes):
+    def __init__(self) -> None: ...
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.initial_seed())
+
+
+@pytest.mark.parametrize("num_workers", [0])
+def test_a_generator_created_by_the_data_set_follows_the_seed_of_the_sample(num_workers: int) -> None:
+    """Nothing is drawn from torch's own then, but it is asked for its seed."""
+    loader = ResumableDataLoader(OfTheSeed(), 4, num_workers=num_workers)
+    right = [float(mix(SAMPLE, 0, 0, index, 0)) for index in range(24)]
+    assert [x for batch in loader for x in batch.tolist()] == right
+
+
+def test_an_error_that_depends_on_random_draws_is_that_of_the_seeded_sample() -> None:
+    def draw() -> float:
+        if (drawn := torch.rand(1).item()) < 0.5:
+            raise ValueError(f"drew {drawn}")
+        return drawn
+
+    def outcome() -> str:
+        loader = ResumableDataLoader(Sometimes(draw), 4)
+        with pytest.raises(ValueError, match="drew") as caught:
+            list(loader)
+        return str(caught.value)
+
+    torch.manual_seed(1)
+    first = outcome()
+    torch.manual_seed(2)
+    assert outcome() == first

@@ -92,3 +92,9 @@ def test_half_precision_makes_no_finite_number_infinite(value: float) -> None:
     encoded = encode(tensor, half=True)
     assert encoded.description.stored == (torch.float32 if math.isfinite(value) else torch.float16)
     assert torch.equal(decode(encoded.description, encoded.parts).isfinite(), tensor.isfinite())
+
+
+def test_parts_of_another_length_are_refused() -> None:
+    encoded = encode(torch.eye(64))
+    with pytest.raises(ValueError, match=r"parts of a positions tensor are .*; expected"):
+        decode(encoded.description, [part[:-1] for part in encoded.parts])

@@ -361,3 +361,14 @@ def test_forward_derivatives_have_zeros_without_memory_and_are_as_without_offloa
     with ActivationOffload(tmp_path, budget="4MiB", consistency="copy"):
         found = loss()
     assert all(map(torch.equal, gradients(found, *model.parameters()), expected))
+
+
+def test_a_small_expanded_tensor_is_copied_with_its_strides(tmp_path):
+    leaf, mask = torch.randn(64, 64, requires_grad=True), torch.rand(1, 64).expand(64, 64)
+    with ActivationOffload(tmp_path, budget="4MiB", consistency="copy"):
+        loss = (leaf * mask).sum()
+        node = loss.grad_fn.next_functions[0][0]
+        assert node._saved_other.stride() == mask.stride()
+    expected = mask.clone()
+    mask.as_strided((1,), (1,)).fill_(7)
+    assert torch.equal(gradients(loss, leaf)[0], expected)

@@ -5,6 +5,7 @@ There is no GPU here: the functions of cuFile are those of a small library that 
 
 import ctypes
 import errno
+import logging
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import subprocess
 import pytest
 import torch
 
-from fastckpt._core.offload.gpudirect_storage import CuFile, check
+from fastckpt._core.offload.gpudirect_storage import CuFile, GpuDirectStorage, check
 from fastckpt._core.offload.scratch_file import ScratchFile
 
 CPU = torch.device("cpu")
@@ -100,3 +101,17 @@ def test_a_trial_finds_bytes_that_went_elsewhere(library, file, cufile):
     ctypes.c_int.in_dll(library, "spoil").value = 1
     with pytest.raises(OSError, match="did not write what it was given"):
         check(cufile, file, CPU, region.start)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there may be GPUDirect Storage")
+@pytest.mark.parametrize("with_module", [False, True])
+def test_one_line_says_once_why_there_is_none(tmp_path, file, caplog, with_module):
+    storage = GpuDirectStorage(file, tmp_path if with_module else tmp_path / "missing")
+    assert storage.way == ""
+    with caplog.at_level(logging.INFO, "fastckpt"):
+        assert storage.tried(CPU, 0) is None and storage.tried(CPU, 0) is None
+    reason = "torch._C._gds_register_handle is not supported" if with_module else "the kernel module nvidia-fs"
+    assert storage.way.startswith(f"pinned memory ({reason}")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"activations on GPUs are offloaded through {storage.way}"
+    ]

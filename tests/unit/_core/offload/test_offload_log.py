@@ -80,3 +80,12 @@ def test_a_forked_process_does_not_speak_on_the_connection_of_its_parent(ranks, 
     assert one._writer.link.status().waiting == 0 and not events
     worker_reports.report(message)
     until(lambda: len(events) == 1, "the parent's own")
+
+
+def test_a_report_without_a_saver_is_dropped_with_a_warning(ranks, said, tmp_path, events):  # noqa: F811
+    ranks.start()
+    ranks.saver.close()
+    offload = ActivationOffload(tmp_path, budget="4MiB")
+    for _ in range(3):
+        step(offload)
+    assert "could not report to the saver what is offloaded" in said.text and not events

@@ -114,3 +114,10 @@ def test_no_good_node_is_called_bad_and_no_bad_one_good_and_links_make_none_bad_
     links = st.tuples(st.sampled_from(nodes), st.sampled_from(nodes))
     found = check(nodes, broken=data.draw(st.sets(links, max_size=20)))
     assert all(each.rate is None for each in found.values() if each.verdict is PROBLEM)
+
+
+@pytest.mark.parametrize("wrong", [{"verdict": "fine"}, {"name": 1}, {"message": 1}, {"value": "fast"}, {"more": 1}])
+def test_what_is_no_result_is_refused(wrong):
+    for record in (None, {"name": "a"}, {"name": "a", "verdict": "ok"} | wrong):
+        with pytest.raises(ValueError):
+            CheckResult.from_record(record)

@@ -13,6 +13,7 @@ from fastckpt._core.policy.resource_plan import (
     per_node,
     reshaped,
 )
+from fastckpt.errors import ConfigError
 
 MIB = 1 << 20
 
@@ -59,3 +60,11 @@ FSDP = [
 def test_bytes_of_nodes_follow_the_roles_of_files(files, saved, shape, images):
     found = per_node(reshaped(files, saved, shape), shape)
     assert [node.images for node in found] == [count * PAGE for count in images]
+
+
+ODD = [SavedFile("global_step1/zero_pp_rank_0.pt", PAGE, Role.OTHER, 0)]
+
+
+def test_another_number_of_ranks_is_refused_for_layouts_that_are_not_known():
+    with pytest.raises(ConfigError, match=r"zero_pp_rank_0.pt.*4 ranks.*save once with 8"):
+        reshaped(ODD, 4, JobShape(1, 8))

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.resume import TIERS, CheckpointLocation, choose
@@ -84,6 +84,7 @@ def one_save(plan: tuple[CheckpointLocation, ...]) -> bool:
     return len({(c.id, c.attempt, "" if c.attempt else c.tier) for c in plan}) == 1
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(candidates, min_size=1, max_size=3), candidates, st.randoms())
 def test_the_choice_is_the_best_save_that_every_rank_has_and_each_rank_makes_it(reports, excluded, random):
     choice = choose(reports, excluded)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.retention import (
+    DEEPEST,
     KeepAll,
     KeepAny,
     KeepBest,
@@ -124,7 +125,7 @@ def of(ids: Collection[tuple[int, int]], among: list[RetentionEntry]) -> list[Re
     return [entry for entry in among if entry.id in ids]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(policies, saved)
 def test_every_policy_keeps_the_newest(policy, entries):
     kept = policy(entries)
@@ -133,7 +134,7 @@ def test_every_policy_keeps_the_newest(policy, entries):
     assert policy(entries[::-1]) == kept
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(policies, saved, st.data())
 def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, data):
     """Whichever of those not kept are gone already, say by a crash amid deletion, the decision is the same."""
@@ -188,3 +189,16 @@ def test_a_policy_that_keeps_no_checkpoint_is_refused(value):
 )
 def test_invalid_metrics_in_a_manifest_are_ignored(found, usable):
     assert measured(found) == usable
+
+
+def nested(depth: int) -> object:
+    value: object = {"keep": "last", "n": 1}
+    for _ in range(depth):
+        value = {"keep": "any", "of": [value]}
+    return value
+
+
+def test_json_of_nested_unions_is_refused_beyond_a_depth():
+    assert from_json(nested(DEEPEST))([RetentionEntry((0, 1))]) == {(0, 1)}
+    with pytest.raises(ProtocolError, match=f"deeper than {DEEPEST}"):
+        from_json(nested(DEEPEST + 1))

@@ -98,7 +98,7 @@ def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
     return draw(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=60))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(count=st.integers(2, 3), plan=actions())
 def test_after_the_first_commit_one_complete_checkpoint_is_always_untouched(count, plan):
     """Two writers go through the same steps at their own pace; readers pin; all die and start again."""

@@ -5,6 +5,7 @@ from typing import Any
 from fastckpt._core.report.offloaded_ranks import OffloadedRank, OffloadEnd
 from fastckpt._core.report.report import report
 from fastckpt_run.views import report_text
+from fastckpt_run.views.page import page
 from tests.unit._core.report.stories import WALL, Story
 
 MIB = 1 << 20
@@ -51,3 +52,4 @@ def test_ends_have_their_time_cause_and_remedy():
     found = report([story.at(8, "offload_ended", rank=1, **told).log])
     assert found.offloaded[0].ends == [OffloadEnd(round((WALL + 8) * 1e9), "/nvme", "no space", "Free some")]
     assert "offloading of rank 1 ended after 8 s: /nvme: no space. Free some" in report_text.facts(found)
+    assert "Offloaded activations" in page(found, "run")

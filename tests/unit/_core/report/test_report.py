@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fastckpt._core.report import goodput as g
 from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import Report, incidents, report
+from fastckpt_run.views import report_text
 from tests.unit._core.report.stories import Story
 
 
@@ -281,3 +282,18 @@ def test_invalid_events_in_a_log_do_not_fail_the_report(changes, seed):
     torn = lines[-1][: seed % max(1, len(lines[-1]))]
     found = report([parsed(Path("log"), [*lines[:-1], torn, b"[1]", b"\xff", b'{"event": 1}'])])
     assert sum(found.lost.values()) == found.total and found.unreadable >= 3
+
+
+def test_a_report_names_slow_ranks_and_how_long_they_were_slow():
+    story = started()
+    for second, rank, slow in ((12, 1, True), (13, 0, True), (15, 1, False), (16, 1, False), (18, 0, True)):
+        facts = {"host": "a", "part": "data", "cost": 0.18, "own": 1.0, "others": 0.8, "window": second}
+        story.at(second, "straggler", rank=rank, slow=slow, **facts)
+    story.at(19, "straggler", rank="x", slow=True).at(20, "straggler", rank=2, slow=True, cost="much")
+    found = report([story.trains(30, 20).stops(31).log])
+    begin = next(iter(found.nodes.values()))[0].begin
+    assert [(one.rank, (one.begin - begin) // 10**9, one.end and (one.end - begin) // 10**9) for one in found.slow] == [
+        (1, 12, 15), (0, 13, 31), (2, 20, 31)
+    ]  # fmt: skip
+    assert (found.slow[0].host, found.slow[0].part, found.slow[0].cost, found.slow[2].cost) == ("a", "data", 0.18, 0.0)
+    assert "slow rank: a, rank 1, data: the job was 18% slower (found after 12 s, for 3 s)" in report_text.facts(found)

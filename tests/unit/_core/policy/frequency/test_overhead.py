@@ -1,5 +1,6 @@
 """Estimates of checkpoint costs from iterations: known costs are found, outliers are not taken for costs."""
 
+import json
 import random
 from dataclasses import replace
 from statistics import fmean
@@ -9,12 +10,14 @@ import pytest
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import (
     Iteration,
+    Measurement,
     completed,
     costs,
     error,
     joined,
     measured,
     paid,
+    pooled,
 )
 
 
@@ -102,3 +105,9 @@ def test_a_stall_of_one_rank_delays_all_and_is_counted_once():
     here, elsewhere = (measured(window(stall=stall, busy=0.5 - stall), [8.0]) for stall in (0.5, 0.0))
     for ranks in ([elsewhere, here, elsewhere, elsewhere], [elsewhere, here]):
         assert costs(joined(ranks)).snapshot == pytest.approx(0.5)
+
+
+def test_measurements_survive_a_round_trip_as_json():
+    seen = measured(window(noise=0.1), [8.3, 8.5], 1)
+    assert Measurement.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    assert costs(pooled([seen, seen])).snapshot == pytest.approx(costs(seen).snapshot)

@@ -75,3 +75,17 @@ def test_complete_and_missing_profiles_are_stored_as_numbers_of_the_same_types()
     assert shapes[0] == shapes[1]
     assert set(shapes[0].values()) == {int, float}
     assert max(abs(value) for value in numbers.values() if isinstance(value, int)) < 2**63
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        None,
+        to_numbers(None, HERE),
+        to_numbers(PROFILE, HERE) | {"iteration": float("nan")},
+        to_numbers(PROFILE, HERE) | {"snapshots": 1.5},
+        {name: value for name, value in to_numbers(PROFILE, HERE).items() if name != "stall"},
+    ],
+)
+def test_invalid_numbers_in_a_profile_cache_are_ignored(numbers):
+    assert from_numbers(numbers, HERE) is None

@@ -100,3 +100,8 @@ def test_a_profile_over_several_runs_weighs_each_by_its_measurements():
     nothing = replace(since, iterations=0, snapshots=0, persists=0, plain=0)
     assert continued(PROFILE, nothing) == nothing
     assert continued(before, nothing).iteration == 0.5
+
+
+def test_a_profile_needs_a_snapshot_and_counts_a_missing_persist_as_free():
+    assert some([1.0] * 9, stalls=()) is None
+    assert some([1.0] * 9, durations=()).duration == 0.0
