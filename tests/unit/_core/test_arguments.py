@@ -74,7 +74,7 @@ def test_a_value_in_place_of_another_argument_is_refused_with_a_remedy(kind: typ
         refuses_each(checkpointer, FSDP)
 
 
-@pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
+@pytest.mark.parametrize("kind", [FsdpShardCheckpointer])
 def test_an_optimizer_that_is_none_is_omitted(kind: type[Any], tmp_path: Path) -> None:
     with kind(tmp_path / "checkpoints") as checkpointer:
         checkpointer.save_checkpoint(0, MODEL, None, {"epoch": 3})

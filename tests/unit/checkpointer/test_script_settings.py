@@ -124,19 +124,3 @@ def test_settings_that_the_script_has_not_are_refused_before_anything_is_loaded(
             script.settings.note(names, 0, None)
     with pytest.raises(ConfigError, match="did you mean 'seed'"):
         script.settings.note(["seeds"], 0, None)
-
-
-def test_batches_are_skipped_within_an_epoch_and_into_the_next():
-    def loader() -> ResumableDataLoader:
-        return ResumableDataLoader(range(64), 4, True, num_workers=1, accumulate=2)
-
-    whole = loader()
-    order = [each.tolist() for _ in range(2) for each in whole]
-    for count in (1, 5, 20):
-        part = loader()
-        next(iter(part))
-        part.skip(count)
-        assert next(iter(part)).tolist() == order[1 + count]
-        assert part.state_dict()["cursor"] == 4 * ((1 + count) % 16), "an accumulation begins again"
-    with pytest.raises(ConfigError, match="batches is -1"):
-        part.skip(-1)

@@ -53,21 +53,6 @@ def test_a_new_iterator_continues_where_the_former_one_stopped() -> None:
         next(older)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_unused_iterator_begins_at_a_position_set_later(num_workers: int) -> None:
-    """Lightning makes its iterator before it tells the sampler the epoch."""
-    loader, other = loader_of(shuffle=True, num_workers=num_workers), loader_of(shuffle=True)
-    iterator = iter(loader)
-    loader.sampler.set_epoch(1)
-    other.set_epoch(1)
-    assert [indices(batch) for batch in iterator] == [indices(batch) for batch in other]
-    iterator = iter(loader)
-    next(iterator)
-    loader.set_epoch(5)
-    with pytest.raises(RuntimeError, match="its position was set"):
-        next(iterator)
-
-
 @pytest.mark.parametrize(("length", "sampler_drops", "loader_drops"), [(7, False, False), (7, True, True)])
 def test_without_shuffling_batches_equal_those_of_distributed_sampler(
     length: int, sampler_drops: bool, loader_drops: bool

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fastckpt._core.client import collective, mailbox
 from fastckpt._core.client.collective import Agreement, PeerDeparted, PeerFailed
 from fastckpt._core.client.job_store import JobRanks
-from fastckpt.errors import BadCheckpoint, FastckptError, NotDurable
+from fastckpt.errors import BadCheckpoint, FastckptError
 
 DEADLINE = 120
 LENGTHS = (5000, 1, 2500)
@@ -107,22 +107,6 @@ def test_agreements_leave_only_what_the_next_one_removes(ranks: Ranks, monkeypat
 
     assert ranks.start(2, job) == [None, None]
     assert len(set(counts[1:])) == 1
-
-
-def test_an_error_of_the_deciding_rank_is_raised_by_all(ranks: Ranks) -> None:
-    def decide(values: list[Any]) -> Any:
-        raise NotDurable("no, for 'this'")
-
-    def job(agreement: Agreement) -> list[Any]:
-        found: list[Any] = []
-        for each in (decide, lambda values: values):
-            try:
-                found.append(agreement.decide(rank_of(agreement), each))
-            except FastckptError as raised:
-                found.append((type(raised), str(raised)))
-        return found
-
-    assert ranks.start(3, job) == [[(NotDurable, "no, for 'this'"), [0, 1, 2]]] * 3
 
 
 def test_a_defect_of_the_deciding_rank_ends_the_wait_of_the_others(ranks: Ranks) -> None:

@@ -73,11 +73,6 @@ def test_steps_that_the_script_names_count_and_neither_optimizers_nor_saves_do(b
     assert (block.read(0).steps, block.read(0).step, block.read(0).named) == (2, 42, 2)
 
 
-def test_steps_of_a_compiled_optimizer_count(block, beats):
-    torch.compile(optimizer().step, backend="eager")()
-    assert block.read(0).steps == 1
-
-
 def test_a_forked_child_sends_no_heartbeat(block, beats):
     before = block.read(0)
     if (pid := os.fork()) == 0:

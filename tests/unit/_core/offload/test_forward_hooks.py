@@ -194,21 +194,6 @@ def test_small_tensors_and_those_of_unknown_classes_are_left_alone(offload):
 # --- rule 3: a storage is written once
 
 
-def test_a_storage_is_written_once_however_many_views_of_it_are_saved(offload):
-    """As queries, keys and values are views of what one layer gives."""
-    leaf = torch.randn(SIDE, 3 * SIDE, requires_grad=True)
-
-    def run():
-        q, k, v = (leaf * 1.5).split(SIDE, 1)
-        return ((q * k) * v).sum()
-
-    with offload:
-        loss = run()
-    settle(offload)
-    assert mebibytes(offload.report().written) == 3 + 1, "the common storage, and the first product"
-    assert torch.equal(gradients(loss, leaf)[0], gradients(run(), leaf)[0])
-
-
 def test_a_storage_that_was_changed_between_two_saves_is_written_twice(offload):
     leaf = square(requires_grad=True)
     with offload:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastckpt._core.policy.offload_step import Outcome, SavedTensor, StepProfile, simulate
+from fastckpt._core.policy.offload_step import SavedTensor, StepProfile, simulate
 
 
 def layers(*sizes: int, ratio: float = 1.0, **rates: float) -> StepProfile:
@@ -51,16 +51,3 @@ def test_a_compressed_tensor_takes_a_part_of_the_disk_and_the_time_of_the_codec(
     # One second for each on the disk, and one in the codec: as long as without compression.
     with_codec = layers(10, 10, 10, 10, ratio=0.5, encode_rate=10.0, **slow)
     assert simulate(with_codec, 40, (0, 1, 2), (0, 1, 2)).wait == simulate(with_codec, 40, (0, 1, 2), ()).wait > 0
-
-
-def test_a_read_waits_until_memory_is_free_for_it() -> None:
-    # The backward begins at 4 with 30 bytes in memory. Reads take 2.5 s. With 80 bytes the first one begins at once, in
-    # time for 8, and the second one at 6.5, in time for 10.
-    four = StepProfile(
-        (SavedTensor(30, 1, 6), SavedTensor(30, 2, 4), SavedTensor(20, 3, 2), SavedTensor(10, 4, 0)), 4, 8, 30, 12
-    )
-    assert simulate(four, 80, (0, 1), ()) == Outcome(0.0, 80)
-    # With 60, the second one begins when the third tensor is freed, which is when the second is needed, at 8.
-    assert simulate(four, 60, (0, 1), ()) == Outcome(0.5, 60)
-    # With 30, both begin when they are needed: at 8, and at 12.5 then.
-    assert simulate(four, 30, (0, 1), ()).wait == pytest.approx(5.0)

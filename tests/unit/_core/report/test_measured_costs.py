@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from fastckpt._core.report.events import parsed, read
+from fastckpt._core.report.events import read
 from fastckpt._core.report.measured_costs import measured_costs
 from fastckpt._core.report.report import report
 
@@ -28,13 +28,3 @@ def test_costs_of_a_recorded_job_are_those_of_its_report():
     assert costs.persist_rate == pytest.approx(median(size / seconds for size, seconds in persisted))
     assert costs.decided is not None and (costs.decided.memory, costs.decided.storage) == (78, 78)
     assert 6 < costs.start < 9
-
-
-def test_failures_of_both_nodes_at_once_are_one():
-    events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
-    other = [json.dumps(event | {"pid": 1}).encode() for event in events]
-    second = [line.replace(b'"node": 0', b'"node": 1') for line in other]
-    costs = measured_costs(report([read(RECORDED), parsed(Path("second"), second)]))
-    assert costs.failures == 2
-    assert costs.observed == pytest.approx(25.3, rel=0.01)
-    assert costs.step == pytest.approx((16.34 + 0.245) / 2037, rel=0.01)
