@@ -1,4 +1,4 @@
-"""Arguments of ActivationOffload are checked: errors name value, limit and remedy; its report reads as lines."""
+"""Arguments of ActivationOffload are checked: errors name value, limit and remedy; and its report."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Objects of a training run, whatever wraps its model."""
+"""Positions of further loaders of a training run."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Counts of a loader, their timing, and refusals."""
+"""A loader: when its epochs end, what it refuses, and what its state is."""
 
 import io
 from itertools import islice

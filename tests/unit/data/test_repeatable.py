@@ -246,9 +246,6 @@ def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest
     assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
 
 
-# ---------- webdataset ----------
-
-
 # ---------- checksums ----------
 
 

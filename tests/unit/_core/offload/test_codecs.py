@@ -1,4 +1,4 @@
-"""Encoded tensors come back bit for bit, in the form of the fewest bytes."""
+"""Encoded tensors come back bit for bit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tensors that autograd saves come back as they were, or an error does: changes in place, weights, views, order."""
+"""Tensors that autograd saves come back as they were, or an error does: changes in place, freed memory, ends."""
 
 import gc
 import threading
@@ -191,7 +191,7 @@ def test_small_tensors_and_those_of_unknown_classes_are_left_alone(offload):
     assert kept and offload.report().written == 0
 
 
-# --- rule 3: a storage is written once
+# --- rule 3: what was changed is another one
 
 
 def test_a_storage_that_was_changed_between_two_saves_is_written_twice(offload):

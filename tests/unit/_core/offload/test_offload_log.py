@@ -1,4 +1,4 @@
-"""Reports of offloading become events of the agent: few, none twice, also those from before there is a checkpointer."""
+"""Reports of offloading become events of the agent: few, none twice, and none of a forked process."""
 
 import os
 from collections.abc import Iterator

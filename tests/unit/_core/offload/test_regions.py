@@ -1,4 +1,4 @@
-"""Regions never overlap, are in sequence within a step, and the file grows only where no free place is large enough."""
+"""Regions never overlap, and the file grows only where no free place is large enough."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The scratch file has no name, allocates its blocks ahead, and needs no O_DIRECT, O_TMPFILE or fallocate."""
+"""The scratch file has no name, and needs no O_DIRECT, O_TMPFILE or fallocate."""
 
 import errno
 import gc

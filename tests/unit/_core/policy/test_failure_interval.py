@@ -1,4 +1,4 @@
-"""Bounds of the mean time between failures, against published quantiles and the probabilities that define them."""
+"""Bounds of the mean time between failures, against published quantiles."""
 
 import pytest
 

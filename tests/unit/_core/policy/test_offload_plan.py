@@ -1,4 +1,4 @@
-"""The plan of what is offloaded: tables, properties of any plan, and comparison with all plans that there are."""
+"""The plan of what is offloaded: a table, and properties of any plan."""
 
 from collections import Counter
 

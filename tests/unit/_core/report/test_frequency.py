@@ -1,4 +1,4 @@
-"""Decisions on the frequency in event logs: in the report and in words."""
+"""Decisions on the frequency in event logs, in words."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Costs that event logs have measured: of a recorded job that lost a worker twice, and of logs without anything."""
+"""Costs that event logs have measured, of a recorded job that lost a worker twice."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of metrics: its names, its documentation, and that each place that shows metrics shows these."""
+"""The table of metrics, and its documentation."""
 
 import re
 from pathlib import Path

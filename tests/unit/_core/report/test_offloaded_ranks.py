@@ -1,4 +1,4 @@
-"""Ranks that offload, as read from event logs that may say anything."""
+"""Ranks that offload, as read from event logs."""
 
 from typing import Any
 

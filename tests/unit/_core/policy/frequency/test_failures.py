@@ -1,4 +1,4 @@
-"""The optimum of Daly, beside the paper's figures and its complete model; and the time between few failures."""
+"""The optimum of Daly, beside the paper's figures; and the time between few failures."""
 
 import pytest
 

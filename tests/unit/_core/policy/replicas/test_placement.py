@@ -1,4 +1,4 @@
-"""Placement of copies: groups across domains, alike on all nodes, stable; and what each loss leaves."""
+"""Placement of copies: groups across domains, alike on all nodes, stable; and which losses are survived."""
 
 import random
 from itertools import combinations
