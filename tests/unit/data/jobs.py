@@ -112,7 +112,7 @@ class Job:
         if self.saved:
             for rank, loader in enumerate(self.loaders):
                 load_data_state(loader, self.saved[0].common, self.saved[rank].own if rank < len(self.saved) else None)
-        self.begin()
+        self._begin()
 
     def step(self) -> bool:
         """Take a step on all ranks; False if it came to the end of the epoch, and the next one begins."""
@@ -121,7 +121,7 @@ class Job:
         if any(batch is not None for batch in batches):
             self.since.append((epoch, [[] if batch is None else indices(batch) for batch in batches]))
         if all(batch is None for batch in batches):
-            self.begin()
+            self._begin()
             return False
         return True
 
@@ -141,13 +141,7 @@ class Job:
             epochs.setdefault(epoch, []).append(batches)
         return epochs
 
-    def leave(self) -> None:
-        """Leave the loops amid an epoch, and begin them again."""
-        if not any(loader.ended or loader.epoch > self.loaders[0].epoch for loader in self.loaders):
-            self.begin()
-
-    def begin(self) -> None:
-        """Begin the loops."""
+    def _begin(self) -> None:
         self.iterators = [iter(loader) for loader in self.loaders]
 
 

@@ -1,5 +1,6 @@
 """Jobs that are killed at random and come back with other numbers of ranks, batch sizes and workers lose no sample."""
 
+import itertools
 import random
 from typing import Any
 
@@ -15,8 +16,8 @@ from tests.unit.data.jobs import Endless, Indexed, Job, in_order
 EPOCHS = 3
 
 
-def run(job: Job, draw: random.Random, change: Any, *, leaves: bool) -> list[int]:
-    """Run EPOCHS epochs with kills, and loops that are left; returns of each how many samples a step took last."""
+def run(job: Job, draw: random.Random, change: Any) -> list[int]:
+    """Run EPOCHS epochs with kills; returns for each how many samples a whole step took at its end."""
     widths = [0] * EPOCHS
     while True:
         world, batch = change()
@@ -25,8 +26,6 @@ def run(job: Job, draw: random.Random, change: Any, *, leaves: bool) -> list[int
             epoch = job.loaders[0].epoch
             if epoch >= EPOCHS:
                 return widths
-            if leaves and draw.random() < 0.15:
-                job.leave()
             more = job.step()
             if not more or draw.random() < 0.5:
                 job.commit()
@@ -58,13 +57,13 @@ def options(rest: str) -> dict[str, bool]:
 @pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
 @pytest.mark.parametrize("shared", [False, True], ids=["indexed", "a stream"])
 @given(length=st.integers(0, 40), seed=st.integers(-(2**63), 2**63 - 1), events=st.randoms(use_true_random=False))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_each_sample_is_used_once_whatever_changes_between_launches(
     shared: bool, rest: str, length: int, seed: int, events: random.Random
 ) -> None:
     shuffled = {} if shared else {"shuffle": True, "seed": seed}
     job = Job(Endless(length) if shared else Indexed(length), shuffled | options(rest))
-    widths = run(job, events, lambda: (events.randint(1, 5), events.randint(1, 4)), leaves=rest == "pad")
+    widths = run(job, events, lambda: (events.randint(1, 5), events.randint(1, 4)))
 
     def order(epoch: int) -> list[int]:
         return [*range(length)] if shared else permutation(mix(ORDER, seed, epoch), length).tolist()
@@ -97,3 +96,15 @@ def test_ranks_share_each_step_by_the_documented_rule(rest: Remainder) -> None:
         assert len(seen) == cursor if rest is not Remainder.PAD else length <= len(seen) < length + 9
         limit = {Remainder.PAD: 1, Remainder.UNEVEN: 1, Remainder.EVEN: world, Remainder.DROP: world * batch}[rest]
         assert 0 <= left < limit
+
+
+@pytest.mark.parametrize("rest", list(Remainder))
+def test_the_number_of_steps_is_that_of_an_epoch(rest: Remainder) -> None:
+    for length, world, batch in itertools.product(range(0, 40, 3), (1, 2, 5), (1, 4)):
+        for rank in range(world):
+            split = Split(rank, world, batch, rest)
+            cursor, steps = 0, 0
+            while split.positions(cursor, length):
+                cursor += split.taken(cursor, length)
+                steps += 1
+            assert split.steps(length) == steps
