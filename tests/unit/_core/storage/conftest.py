@@ -1,25 +1,21 @@
 """A place for the many small checkpoints of these tests, and processes that are killed at work on them."""
 
 import itertools
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.unit._core.storage.crasher import die_at_operation, die_at_phase
 from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
-Crash = Callable[..., bool]
+Act = Callable[[CheckpointDirectory], object]
 
 
 @pytest.fixture
@@ -48,59 +44,57 @@ def as_nobody() -> Iterator[None]:
             os.seteuid(0)
 
 
-class Crasher:
-    """A process that does deeds in children that kill themselves at a phase or file operation."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("crasher.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
-        )
-        self.close = self._process.communicate
-
-    def begin(self, directory: CheckpointDirectory, deed: str, id: SaveId, **how: Any) -> None:
-        request = {"root": str(directory.path), "deed": deed, "id": id, **how}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-
-    def was_killed(self) -> bool:
-        status = int(self._process.stdout.readline())
-        assert status in (0, signal.SIGKILL)
-        return status == signal.SIGKILL
+def killed(directory: CheckpointDirectory, act: Act, *, phase: str = "", operation: int = 0) -> bool:
+    """Do something in a child that kills itself at a phase or before a file operation; whether it came to that."""
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            if phase:
+                die_at_phase(phase)
+            if operation:
+                die_at_operation(operation, str(directory.path))
+            act(CheckpointDirectory(directory.path))
+            code = 0
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0
 
 
-@pytest.fixture(scope="module")
-def crash() -> Iterator[Crash]:
-    """Does a deed in a process that kills itself at a phase or file operation; returns whether it was killed."""
-    crasher = Crasher()
+def killed_at_each(folder: Path, prepare: Act, act: Act, least: int) -> Iterator[tuple[CheckpointDirectory, bool]]:
+    """Prepared directories in which something was killed before each of its file operations; at last it was not."""
+    for operation in itertools.count(1):
+        directory = CheckpointDirectory(folder / str(operation) / "dir")
+        prepare(directory)
+        was_killed = killed(directory, act, operation=operation)
+        yield directory, was_killed
+        if not was_killed:
+            break
+        shutil.rmtree(directory.path.parent)
+    assert operation > least
 
-    def do(*deed: Any, **how: Any) -> bool:
-        crasher.begin(*deed, **how)
-        return crasher.was_killed()
 
-    yield do
-    crasher.close()
-
-
-@pytest.fixture
-def kills(fast_path: Path, crash: Crash) -> Callable[..., Iterator[tuple[CheckpointDirectory, dict[str, Any], bool]]]:
-    """Each file operation of a deed, killed before it, in a directory that was prepared; at last the whole deed.
-
-    What prepares returns the deed. Each time there are the directory, the deed, and whether it was killed.
-    """
-
-    def at_each(prepare: Callable[[CheckpointDirectory], dict[str, Any]], least: int):
-        for operation in itertools.count(1):
-            directory = CheckpointDirectory(fast_path / str(operation) / "dir")
-            deed = prepare(directory)
-            killed = crash(directory, **deed, operation=operation)
-            yield directory, deed, killed
-            if not killed:
-                break
-            shutil.rmtree(directory.path.parent)
-        assert operation > least
-
-    return at_each
+def at_once(count: int, act: Callable[[int], str]) -> list[str]:
+    """What each of several processes returns that begin together."""
+    start, go = os.pipe()
+    pipes = []
+    for number in range(count):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            try:
+                os.close(go)
+                os.read(start, 1)
+                os.write(writer, act(number).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        pipes.append(reader)
+    os.close(go)
+    os.close(start)
+    said = []
+    for reader in pipes:
+        with os.fdopen(reader) as pipe:
+            said.append(pipe.read())
+        os.wait()
+    return said

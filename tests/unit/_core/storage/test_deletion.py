@@ -1,59 +1,18 @@
 """Strategies of Flash Checkpoint over real directories; what deletion refuses."""
 
-import shutil
-
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.policy.retention import KeepEvery, KeepLast
 from fastckpt._core.retention import (
-    CheckpointDeletionStrategy,
     Deletion,
     KeepLatestStepStrategy,
-    KeepStepIntervalStrategy,
 )
 from fastckpt.errors import ConfigError
-from tests.unit._core.storage.checkpoints import assert_sound, ids, publish
+from tests.unit._core.storage.checkpoints import ids, publish
 
 
 def steps(directory):
     return [step for _, step in ids(directory)]
-
-
-@pytest.mark.parametrize("target", ["", "{dir}/checkpoint-{step}.pt"])
-@pytest.mark.parametrize(
-    ("strategy", "number", "policy", "kept"),
-    [
-        (KeepLatestStepStrategy, 2, KeepLast(2), [50, 40]),
-        (KeepStepIntervalStrategy, 20, KeepEvery(20), [50, 40, 20]),
-    ],
-)
-def test_built_in_strategies_delete_old_checkpoints(directory, strategy, number, policy, kept, target):
-    for step in (10, 20, 30, 40, 50):
-        publish(directory, SaveId(0, step), target.format(dir=directory.path, step=step))
-    with pytest.raises(ConfigError, match="1 or more"):
-        strategy(0, "dir")
-    strategy = strategy(number, checkpoint_dir=str(directory.path))
-    assert strategy.policy == policy
-    for _ in range(2):
-        strategy.clean_up(50, Deletion(directory))
-        assert steps(directory) == kept
-    assert_sound(directory)
-
-
-def test_a_strategy_or_a_delete_function_may_be_the_users(directory):
-    class KeepNone(CheckpointDeletionStrategy):
-        def clean_up(self, step, delete_func):
-            delete_func(str(directory.path / str(step)))
-
-    for step in (1, 2, 3):
-        publish(directory, SaveId(0, step), str(directory.path / "two.pt") if step == 2 else "")
-    for step in (1, 2):
-        KeepNone().clean_up(step, Deletion(directory))
-    assert steps(directory) == [3] and not (directory.path / "two.pt").exists()
-    publish(directory, SaveId(0, 4))
-    KeepLatestStepStrategy(1, str(directory.path)).clean_up(4, shutil.rmtree)
-    assert steps(directory) == [4]
 
 
 def test_a_strategy_deletes_a_checkpoint_by_each_of_its_names_and_nothing_else(directory, fast_path, caplog):

@@ -19,9 +19,10 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.remote.objects import Creation
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import Store, open_store
-from fastckpt.errors import ConfigError, PersistError, Superseded
+from fastckpt.errors import ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import ids, images, publish
-from tests.unit._core.storage.local.test_identity import at_once, links_refused
+from tests.unit._core.storage.conftest import at_once
+from tests.unit._core.storage.local.test_identity import links_refused
 from tests.unit._core.storage.s3 import S3, Fault
 
 
@@ -165,22 +166,7 @@ def test_a_store_that_creates_an_object_twice_is_refused(tmp_path: Path, monkeyp
         store.histories.create(record())
 
 
-def test_a_store_without_known_conditions_excludes_no_job(tmp_path: Path) -> None:
-    class Unknown(fsspec.AbstractFileSystem):
-        protocol = "unknown"
-
-    fsspec.register_implementation("unknown", Unknown, clobber=True)
-    assert RemoteStore("unknown://place/run").histories.excludes is False
-
-
 # --- what two that have lost sight of each other do to one place
-
-
-def test_an_older_history_does_not_replace_a_newer_checkpoint(directory: CheckpointDirectory) -> None:
-    publish(directory, SaveId(2, 5))
-    with pytest.raises(Superseded, match="step 5 of history 2, which is newer"):
-        publish(directory, SaveId(1, 5))
-    assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
 
 
 def test_a_newer_checkpoint_retired_by_an_older_job_is_restored(directory: CheckpointDirectory) -> None:

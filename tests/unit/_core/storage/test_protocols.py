@@ -23,9 +23,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import open_store
-from fastckpt.ddp import StorageType
 from fastckpt.errors import ConfigError
-from tests.e2e.ddp.conftest import Ranks, directory, ranks, state  # noqa: F401 (fixtures)
 from tests.support.ports import free_port
 
 WEBDAV = """
@@ -86,13 +84,7 @@ AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZ
 
 
 @contextmanager
-def serving(program: str, *arguments: object) -> Iterator[int]:
-    with serving_by(lambda port: [sys.executable, "-c", program, str(port), *map(str, arguments)]) as port:
-        yield port
-
-
-@contextmanager
-def serving_by(command: Callable[[int], list[str]]) -> Iterator[int]:
+def serving(command: Callable[[int], list[str]]) -> Iterator[int]:
     port = free_port()
     server = subprocess.Popen(command(port))
     try:
@@ -116,7 +108,7 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if not AZURITE.exists():
         pytest.skip(f"no Azurite in {AZURITE}: it is installed with npm")
     options = ["--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
-    with serving_by(lambda port: [str(AZURITE), *options, "--blobHost", "127.0.0.1", "--blobPort", str(port)]) as port:
+    with serving(lambda port: [str(AZURITE), *options, "--blobHost", "127.0.0.1", "--blobPort", str(port)]) as port:
         place = f"http://127.0.0.1:{port}/devstoreaccount1"
         account = f"AccountName=devstoreaccount1;AccountKey={AZURE_KEY};BlobEndpoint={place};"
         monkeypatch.setitem(
@@ -135,8 +127,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         with azure(monkeypatch) as place:
             yield place
         return
-    (tmp_path / "served").mkdir()
-    with serving({"webdav": WEBDAV, "gs": GCS}[request.param], tmp_path / "served") as port:
+    (served := tmp_path / "served").mkdir()
+    program = {"webdav": WEBDAV, "gs": GCS}[request.param]
+    with serving(lambda port: [sys.executable, "-c", program, str(port), str(served)]) as port:
         login = {"base_url": f"http://127.0.0.1:{port}", "auth": ["user", "secret"]}
         monkeypatch.setitem(fsspec.config.conf, "webdav", login)
         monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon"})
@@ -171,28 +164,3 @@ def test_a_store_of_each_protocol_publishes_lists_and_deletes(url: str, tmp_path
         store._objects.put("checkpoint-5/0-ffffffff-000000000000/model.pt", b"theirs")
         assert reader.sweep() == [], "it is another host's"
         assert time.time() - reader._objects.written_at("checkpoint-5/0-ffffffff-000000000000/model.pt") < 3600
-
-
-@pytest.mark.stores
-@pytest.mark.parametrize("far", ["the directory", "the remote"])
-def test_a_job_resumes_from_a_store_of_each_protocol(
-    ranks: Ranks,  # noqa: F811
-    url: str,
-    far: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-):
-    """The emulator of GCS heeds no condition, and Arrow knows none: there two jobs cannot be told apart."""
-    ranks.directory = url if far == "the directory" else tmp_path / "near"
-    monkeypatch.setenv("FASTCKPT_EXCLUSIVE", str(int(url.startswith(("webdav", "abfs")))))
-    options = {} if far == "the directory" else {"remote": url}
-    for begun, ended in ((0, 2), (2, 4)):
-        (member,) = ranks.start(**options)
-        loaded = ranks.load()[0]
-        assert loaded.get("step", 0) == begun
-        for step in range(begun + 1, ended + 1):
-            assert member.save_checkpoint(step, state(step), storage_type=StorageType.DISK).saved
-            assert member.wait_latest_checkpoint(60) == step
-        ranks.end()
-        if options:
-            Path(ranks.directory).rename(tmp_path / f"lost-{ended}")

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from fastckpt._core.format import manifest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
@@ -51,8 +50,6 @@ def test_a_path_for_each_step_is_deleted_with_its_checkpoint_if_it_is_in_the_dir
     directory.delete(SaveId(0, 1))
     assert assert_sound(directory) == [(0, 3), (0, 2)] and not (directory.path / "checkpoint-1").exists()
     assert target.with_name("ckpt-1.pt").exists() == (target.parent != directory.path)
-    with pytest.raises(ConfigError, match="newest"):
-        directory.delete(SaveId(0, 3))
     assert_clean(directory)
 
 
@@ -129,28 +126,24 @@ def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_swee
         assert_clean(directory)
 
 
-def test_a_sweep_bears_that_the_directory_of_a_target_is_gone(directory, target):
+def test_a_write_through_a_hard_linked_target_is_damage_and_a_sweep_bears_that_its_directory_is_gone(directory, target):
     target = target.with_name("sub") / "ckpt.pt"
-    publish(directory, SaveId(0, 5), str(target))
-    publish(directory, SaveId(0, 6))
-    shutil.rmtree(target.parent)
-    (directory.path / ".fastckpt/tmp-1234").mkdir()
-    for _ in range(2):
-        directory.sweep()
-        assert assert_sound(directory) == [(0, 6), (0, 5)]
-        assert_clean(directory)
-        target.parent.touch()  # nor does a file in its place matter
-
-
-def test_a_write_through_a_hard_linked_target_is_damage(directory, target):
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 6), str(target))
     is_link = target.samefile(directory.path / "checkpoint-6/model.pt")
     target.write_bytes(b"another size")
-    assert ids(directory) == ([(0, 5)] if is_link else [(0, 6), (0, 5)])
+    found = [(0, 5)] if is_link else [(0, 6), (0, 5)]
+    assert ids(directory) == found
     assert [path for path, _ in directory.scan().damaged] == [directory.path / "checkpoint-6"] * is_link
     directory.sweep()
     assert target.read_bytes() == b"another size"
+    shutil.rmtree(target.parent)
+    for _ in range(2):
+        (directory.path / ".fastckpt/tmp-1234").mkdir()
+        directory.sweep()
+        assert ids(directory) == found
+        assert_clean(directory)
+        target.parent.touch()  # nor does a file in its place matter
 
 
 @pytest.mark.parametrize("name", ["mine.pt", "sub/mine.pt"])
@@ -194,17 +187,7 @@ def test_a_path_of_another_file_or_directory_of_a_checkpoint_is_refused_and_leav
     assert_clean(directory)
 
 
-def test_a_directory_at_the_target_is_an_error_that_leaves_nothing(directory, target):
-    publish(directory, SaveId(0, 5))
-    (target / "theirs").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"ckpt\.pt: it is a directory"):
-        publish(directory, SaveId(0, 6), str(target))
-    assert assert_sound(directory) == [(0, 5)] and not (directory.path / "checkpoint-6").exists()
-    assert_clean(directory)
-
-
-@pytest.mark.parametrize("has_stamp", [False, True])
-def test_what_an_early_version_left_is_refused_by_name_and_not_obeyed(directory, target, has_stamp):
+def test_what_an_early_version_left_is_refused_by_name_and_not_obeyed(directory, target):
     """The model was at the user's path alone, and a draft of it was moved to the path that a record named."""
     draft = target.with_name(".fastckpt-0123456789ab")
     for step in (5, 6, 7):
@@ -213,17 +196,11 @@ def test_what_an_early_version_left_is_refused_by_name_and_not_obeyed(directory,
     (record / "model.pt").unlink()
     (record / "draft").write_text(str(draft))
     draft.write_bytes(b"due")
-    if has_stamp:  # also where somebody put it in its place
-        body = json.loads((record / "manifest.json").read_bytes())
-        body["files"][0]["stamp"] = [target.stat().st_ino, target.stat().st_mtime_ns]
-        body.pop("digest")
-        (record / "manifest.json").write_text(json.dumps(body | {"digest": manifest._digest(body)}))
-        record = record.rename(directory.path / "checkpoint-6")
     before = target.read_bytes()
     for _ in range(2):
         assert ids(directory) == [(0, 7), (0, 5)]
         [(path, why)] = directory.scan().damaged
-        assert path == record and ("early version" in why or "load that file with torch.load" in why)
+        assert path == record and "early version" in why
         directory.sweep()
     assert target.read_bytes() == before and draft.read_bytes() == b"due"
 
@@ -265,12 +242,18 @@ def test_one_directory_name_for_all_steps_is_overwritten_and_one_for_each_is_del
     assert_clean(directory)
 
 
-def test_directory_names_that_would_not_be_found_are_refused(directory):
+def test_a_directory_at_the_target_and_directory_names_that_would_not_be_found_are_refused(directory, target):
+    publish(directory, SaveId(0, 5))
+    (target / "theirs").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"ckpt\.pt: it is a directory"):
+        publish(directory, SaveId(0, 6), str(target))
+    assert assert_sound(directory) == [(0, 5)] and not (directory.path / "checkpoint-6").exists()
+    assert_clean(directory)
     for name in ("a/b/", "../other/", ".hidden/", "checkpoint-8/", f"{TRACKER}/"):
         with pytest.raises(ConfigError, match="the directory of step 7 must be in"):
             publish(directory, SaveId(0, 7), f"{directory.path}/{name}")
     publish(directory, SaveId(0, 7), f"{directory.path}/checkpoint-7/")
-    assert [stored.manifest.target for stored in directory.checkpoints()] == [""]
+    assert [stored.manifest.target for stored in directory.checkpoints()] == ["", ""]
 
 
 def test_a_framework_finds_the_newest_checkpoint_by_its_own_file(directory, fast_path):

@@ -13,16 +13,15 @@ from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, publish
 from tests.unit._core.storage.conftest import as_nobody
 
-OLD, NEW = SaveId(0, 5), SaveId(0, 6)
-BAD, NEWER = SaveId(1, 6), SaveId(2, 6)
+OLD, BAD, NEWER = SaveId(0, 5), SaveId(1, 6), SaveId(2, 6)
 
 
-@pytest.fixture(params=["default", "target"])
-def newest(request, directory, fast_path):
-    """The newer of two checkpoints."""
+@pytest.fixture
+def place(directory):
+    """The place of the newer of two checkpoints."""
     publish(directory, OLD)
-    publish(directory, NEW, str(fast_path / "user.pt") if request.param == "target" else "")
-    return directory.checkpoints()[0]
+    publish(directory, BAD)
+    return directory.path / "checkpoint-6"
 
 
 def flip(path):
@@ -43,43 +42,37 @@ HARMS = {
 }
 
 
-@pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-@pytest.mark.parametrize("harm", [*HARMS][:6])
-def test_files_of_another_size_do_not_count(directory, newest, name, harm):
-    path = newest.path_of(name)
+@pytest.mark.parametrize(
+    ("name", "harm"),
+    [("rank_0.pt", harm) for harm in [*HARMS][:6]]
+    + [("manifest.json", harm) for harm in ("half", "empty", "garbled", "flipped", "a directory")],
+)
+def test_damage_that_a_look_shows_does_not_count_and_stays_for_a_person_to_look_at(directory, place, name, harm):
+    path = place / name
     HARMS[harm](path)
     assert ids(directory) == [OLD]
-    [(_, why)] = directory.scan().damaged
-    assert str(path) in why and re.search(r"\d+ (bytes|were saved)", why)
+    [(found, why)] = directory.scan().damaged
+    assert found == place and str(path) in why
+    assert name != "rank_0.pt" or re.search(r"\d+ (bytes|were saved)", why)
     directory.sweep()
-    assert [why for _, why in directory.scan().damaged] == [why]  # bad ones are kept for a person to look at
-
-
-@pytest.mark.parametrize("harm", ["half", "empty", "garbled", "flipped", "a directory"])
-def test_a_damaged_manifest_is_reported(directory, newest, harm):
-    manifest = newest.place / "manifest.json"
-    HARMS[harm](manifest)
-    assert ids(directory) == [OLD]
-    [(path, why)] = directory.scan().damaged
-    assert path == manifest.parent and str(manifest) in why
-    publish(directory, SaveId(0, 7))
-    assert ids(directory) == [(0, 7), OLD]
+    assert directory.scan().damaged == [(place, why)]
+    publish(directory, SaveId(1, 7))
+    assert ids(directory) == [(1, 7), OLD]
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-def test_a_flipped_bit_or_a_missing_file_is_found_by_verify(directory, newest, name):
-    path = newest.path_of(name)
+def test_a_flipped_bit_or_a_missing_file_is_found_by_verify(directory, place, name):
+    newest, path = directory.checkpoints()[0], place / name
     times = path.stat()
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does it, which tells nobody
-    assert ids(directory) == [NEW, OLD]  # a scan looks at sizes only
+    assert ids(directory) == [BAD, OLD]  # a scan looks at sizes only
     directory.verify(newest, ["rank_0.pt" if name == "model.pt" else "model.pt"])
-    with pytest.raises(BadCheckpoint, match=f"{path} is damaged: .* [0-9a-f]{{32}}; [0-9a-f]{{32}} was saved"):
-        directory.verify(newest)
-    with pytest.raises(BadCheckpoint, match="is damaged"):
-        directory.verify(newest, [name])
+    for names in (None, [name]):
+        with pytest.raises(BadCheckpoint, match=f"{path} is damaged: .* [0-9a-f]{{32}}; [0-9a-f]{{32}} was saved"):
+            directory.verify(newest, names)
     with pytest.raises(BadCheckpoint, match="no file 'other'"):
         directory.verify(newest, ["other"])
     path.unlink()
@@ -87,12 +80,12 @@ def test_a_flipped_bit_or_a_missing_file_is_found_by_verify(directory, newest, n
         directory.verify(newest, [name])
 
 
-def test_what_this_user_may_not_read_is_an_error_and_not_damaged_or_empty(directory, newest, fast_path):
+def test_what_this_user_may_not_read_is_an_error_and_not_damaged_or_empty(directory, place, fast_path):
+    newest = directory.checkpoints()[0]
     fast_path.chmod(0o755)
-    for name in ("model.pt", "rank_0.pt"):
-        newest.path_of(name).chmod(0)
-        with as_nobody(), pytest.raises(PersistError, match=r"Permission denied.*Give this user the right"):
-            directory.verify(newest, [name])
+    (place / "model.pt").chmod(0)
+    with as_nobody(), pytest.raises(PersistError, match=r"Permission denied.*Give this user the right"):
+        directory.verify(newest, ["model.pt"])
     for part in (".", ".fastckpt"):
         (directory.path / part).chmod(0)
         with as_nobody(), pytest.raises(PersistError, match="Permission denied"):
@@ -100,34 +93,20 @@ def test_what_this_user_may_not_read_is_an_error_and_not_damaged_or_empty(direct
         (directory.path / part).chmod(0o755)
 
 
-def test_a_checkpoint_without_its_manifest_does_not_count(directory, newest):
-    """It is reported where it looks like one of ours, but it is not moved: it may be another tool's."""
-    (newest.place / "manifest.json").unlink()
+def test_a_checkpoint_without_its_manifest_or_in_another_steps_directory_does_not_count(directory, place):
+    """The former is reported where it looks like one of ours, but it is not moved: it may be another tool's."""
+    (place / "manifest.json").unlink()
+    shutil.copytree(directory.path / "checkpoint-5", directory.path / "checkpoint-9")
     assert ids(directory) == [OLD]
-    [(place, why)] = directory.scan().damaged
-    assert place == newest.place and "has no manifest" in why
+    damaged = dict(directory.scan().damaged)
+    assert damaged.keys() == {place, directory.path / "checkpoint-9"}
+    assert "has no manifest" in damaged[place] and "belongs in" in damaged[directory.path / "checkpoint-9"]
     with pytest.raises(PersistError, match="may be another tool's, and is not moved"):
-        directory.quarantine(place, why)
+        directory.quarantine(place, damaged[place])
     assert place.is_dir()
 
 
-def test_a_manifest_in_another_steps_directory_is_reported(directory):
-    publish(directory, OLD)
-    shutil.copytree(directory.path / "checkpoint-5", directory.path / "checkpoint-9")
-    assert ids(directory) == [OLD]
-    [(path, why)] = directory.scan().damaged
-    assert path == directory.path / "checkpoint-9" and "belongs in" in why
-
-
 # --- quarantine
-
-
-@pytest.fixture
-def place(directory):
-    """The place of the newer of two checkpoints."""
-    publish(directory, OLD)
-    publish(directory, BAD)
-    return directory.path / "checkpoint-6"
 
 
 def content(place):
@@ -136,6 +115,8 @@ def content(place):
 
 def test_a_quarantined_checkpoint_does_not_count_and_its_files_are_never_deleted(directory, place):
     before = content(place)
+    directory.quarantine(directory.checkpoints()[0], "first").rename(place)
+    assert assert_sound(directory) == [BAD, OLD]  # who moves it back has it back
     aside = directory.quarantine(directory.checkpoints()[0], "model.pt is\nbad")
     assert re.fullmatch(r"quarantine-1-6-[0-9a-f]{12}", aside.name)
     assert content(aside) == before and not place.exists()
@@ -145,7 +126,6 @@ def test_a_quarantined_checkpoint_does_not_count_and_its_files_are_never_deleted
     assert f"from: {place}\n" in why and "move this directory back" in why
     when = datetime.fromisoformat(why.split()[1])
     assert timedelta(0) <= datetime.now(UTC) - when < timedelta(minutes=5)
-    directory.sweep()
     directory.delete(BAD)
     for id in (BAD, NEWER, SaveId(3, 7)):
         publish(directory, id)
@@ -167,13 +147,16 @@ def test_a_checkpoint_that_a_scan_finds_damaged_is_quarantined_also_when_its_ste
     assert aside.name.startswith("quarantine-1-6-" if harm == "model.pt" else "quarantine-checkpoint-6-")
     scan = directory.scan()
     assert (scan.damaged, scan.quarantined) == ([], [(aside, why)])
-    assert ids(directory) == [OLD]
     aside.rename(place)
     publish(directory, NEWER)
     assert assert_sound(directory) == [NEWER, OLD]
     [(aside, why)] = directory.scan().quarantined
     assert content(aside) == before and harm in why
     assert_clean(directory)
+    for gone in (path, directory.path / "checkpoint-77"):
+        with pytest.raises(PersistError, match="another checkpoint took its place"):
+            directory.quarantine(gone, "it was bad")
+    assert assert_sound(directory) == [NEWER, OLD]
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -191,58 +174,19 @@ def test_a_file_at_a_path_of_the_user_is_not_moved_by_quarantine(directory, plac
     assert directory.scan().damaged == [] and assert_sound(directory) == [OLD]
 
 
-def test_a_checkpoint_moved_back_counts_and_can_be_quarantined_again(directory, place):
-    directory.quarantine(directory.checkpoints()[0], "first").rename(place)
-    assert assert_sound(directory) == [BAD, OLD]
-    aside = directory.quarantine(directory.checkpoints()[0], "second")
-    assert directory.scan().quarantined == [(aside, "second")]
-
-
-def test_quarantine_spares_a_checkpoint_published_in_the_same_place(directory, place):
+def test_a_quarantine_of_a_checkpoint_that_was_replaced_or_that_storage_refuses_changes_nothing(
+    directory, place, fast_path
+):
     bad = directory.checkpoints()[0]
-    os.truncate(place / "model.pt", 1)
-    [(damaged, _)] = directory.scan().damaged
     publish(directory, NEWER)
-    for gone in (bad, damaged, directory.path / "checkpoint-77"):
-        with pytest.raises(PersistError, match="another checkpoint took its place"):
-            directory.quarantine(gone, "it was bad")
-    assert assert_sound(directory) == [NEWER, OLD]
-
-
-def test_a_damaged_checkpoint_whose_path_is_reused_is_not_deleted(directory, place, fast_path):
-    target = str(fast_path / "mine.pt")
-    publish(directory, NEWER, target)
-    os.truncate(place / "rank_0.pt", 0)
-    publish(directory, SaveId(2, 7), target)
-    [(aside, why)] = directory.scan().quarantined
-    assert aside.name.startswith("quarantine-2-6-") and "rank_0.pt has 0 bytes" in why
-    assert assert_sound(directory) == [(2, 7), OLD]
-
-
-def test_a_quarantine_killed_at_any_file_operation_loses_nothing(kills):
-    def prepare(directory):
-        publish(directory, OLD)
-        publish(directory, BAD)
-        prepare.before = content(directory.path / "checkpoint-6")
-        return {"deed": "quarantine", "id": BAD}
-
-    for directory, _, _ in kills(prepare, 5):
-        directory.sweep()
-        asides = directory.scan().quarantined
-        if ids(directory) == [BAD, OLD]:
-            assert asides == []
-            asides = [(directory.quarantine(directory.checkpoints()[0], "it is bad"), "it is bad")]
-        [(aside, why)] = asides
-        assert (content(aside), why) == (prepare.before, "it is bad") and assert_sound(directory) == [OLD]
-
-
-def test_a_quarantine_that_storage_refuses_changes_nothing(directory, place, fast_path):
-    fast_path.chmod(0o755)
+    with pytest.raises(PersistError, match="another checkpoint took its place"):
+        directory.quarantine(bad, "it was bad")
     bad = directory.checkpoints()[0]
+    fast_path.chmod(0o755)
     (directory.path / ".fastckpt/writers").touch(0o666)
     directory.path.chmod(0o555)
-    refused = r"cannot quarantine step 6 of history 1 .*(Permission denied|not permit)"
+    refused = r"cannot quarantine step 6 of history 2 .*(Permission denied|not permit)"
     with as_nobody(), pytest.raises(PersistError, match=refused):
         CheckpointDirectory(directory.path).quarantine(bad, "it is bad")
     directory.path.chmod(0o700)
-    assert assert_sound(directory) == [BAD, OLD]
+    assert assert_sound(directory) == [NEWER, OLD]

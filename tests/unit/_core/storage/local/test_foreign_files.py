@@ -31,7 +31,6 @@ def write(path: Path, content: Any = None) -> None:
     [
         (f.FLASH, "100", {"100/rank_0.pt": STATE, "dlrover_latest.txt": None}),
         (f.DCP, "step-7", {"step-7": "sharded"}),
-        (f.DCP, ".", {".": "sharded"}),
         (f.TORCH, "last.pt", {"last.pt": STATE}),
         (f.TORCH, "model.pth", {"model.pth": STATE}),
         (f.TORCH, "epoch_3/net.pt", {"epoch_3/net.pt": torch.nn.Linear(2, 2)}),
