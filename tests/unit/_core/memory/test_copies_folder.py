@@ -155,14 +155,11 @@ def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common
     assert not whole_parities(arena.path, SaveId(1, 5), ATTEMPT) and not [*disk.rglob("block")]
     assert whole_parities(arena.path, SaveId(1, 6), ATTEMPT)
     in_memory.close()
-
-
-def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Arena, disk: Path):
+    # Of which a disk takes half of a piece.
     folder = CopiesFolder(arena.path, disk)
-    parity = ParityFiles(arena.path, set, lambda: False, 8 << 20, folder)
-    chunk = memoryview(bytearray(SIZE))
+    parity, chunk = ParityFiles(arena.path, set, lambda: False, 8 << 20, folder), memoryview(bytearray(SIZE))
     for member in ("a", "b"):
-        place = admit(parity, 5, member)
+        place = admit(parity, 8, member)
         if member == "a":
             place.add(member, 0, chunk, "1" * 32)
         else:
@@ -171,7 +168,7 @@ def test_parity_of_which_a_disk_has_taken_half_of_a_piece_never_counts(arena: Ar
             with pytest.raises(FastckptError, match="is not what comes next"):
                 place.add(member, 0, chunk, "1" * 32)
         parity.came(place)
-    assert not whole_parities(arena.path, SaveId(1, 5), ATTEMPT)
+    assert not whole_parities(arena.path, SaveId(1, 8), ATTEMPT)
     folder.close()
 
 
@@ -193,16 +190,6 @@ def test_a_directory_that_is_removed_is_named_and_copies_go_on_when_it_is_back(
     assert caplog.text.count(f"copies of other hosts' files are kept in {disk} again") == 1
     shutil.rmtree(keeper.folder.path)  # the folder alone: it is made again at once
     assert keeper.keep(8).read_bytes() == bytes([8]) * SIZE and held(arena.path).keys() == {8}
-    keeper.folder.close()
-
-
-def test_an_arena_that_is_made_again_knows_its_folder_again(arena: Arena, disk: Path):
-    keeper = Keeper(arena.path, disk)
-    keeper.keep(5)
-    shutil.rmtree(arena.path)
-    arena.restore()
-    path = keeper.keep(6)
-    assert held(arena.path) == {6: path} and folders_of(arena.path) == [keeper.folder.path]
     keeper.folder.close()
 
 
@@ -244,15 +231,13 @@ def of_dead_owner(disk: Path, arena: Path) -> Path:
 
 
 def test_a_folder_is_swept_once_its_arena_is_gone(arena: Arena, disk: Path):
+    """And its owner, who knows it again where the arena is made again."""
     path = of_dead_owner(disk, arena.path)
     sweep_folders(disk)
     assert path.is_dir() and folders_of(arena.path) == [path]
     (arena.path / copies_folder.RECORD).unlink()  # the arena was removed, and another made in its place
     sweep_folders(disk)
     assert not [*disk.iterdir()]
-
-
-def test_the_folder_of_an_owner_that_lives_is_not_swept_even_if_its_arena_is_gone(arena: Arena, disk: Path):
     folder = CopiesFolder(arena.path, disk)
     folder.ensure()
     (arena.path / copies_folder.RECORD).unlink()

@@ -42,25 +42,6 @@ def test_an_arena_belongs_to_the_directory_of_its_mark_or_inode(
     assert claim.is_of(mark, inode) is ours
 
 
-def test_memory_of_a_removed_directory_outlives_its_agent_and_is_not_resumed(path: Path):
-    arena = Arena.open(path, "/checkpoints")
-    assert not arena.claim_for("", 7) and arena.claim.due
-    wanted = arena.claim.wanted
-    arena.release()
-    arena = Arena.open(path, "/checkpoints")
-    assert arena.claim_for("", 7) and arena.claim.wanted == wanted, "it is the same that is tried again"
-    arena.saw(wanted)
-    arena.release()
-    arena = Arena.open(path, "/checkpoints")
-    assert not arena.claim.due and arena.claim.is_of(wanted)
-    assert not arena.claim_for("", 7) and arena.claim.due and arena.claim.wanted != wanted
-    arena.release()
-    arena = Arena.open(path, "/checkpoints")
-    assert arena.claim_for("of another node", 7) and not arena.claim.due, "which was first to mark it"
-    assert (path / "identity").read_text() == "of another node"
-    arena.remove()
-
-
 def test_an_arena_of_another_job_that_took_the_place_is_not_written_to(path: Path):
     arena = Arena.open(path, "/checkpoints")
     arena.claim_for("", 7)

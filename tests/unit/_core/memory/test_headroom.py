@@ -1,8 +1,5 @@
 """The tightest limit on shared memory is found, whatever kind it is."""
 
-import os
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -11,10 +8,8 @@ import pytest
 from fastckpt._core.memory import headroom as module
 from fastckpt._core.memory.headroom import headroom, killed_for_memory
 from fastckpt._core.policy.memory_reserve import RESERVE
-from tests.support.memory_groups import memory_group
 
 MIB = 1 << 20
-ROOT = Path(__file__).parents[4]
 Memory = namedtuple("Memory", "available total")
 
 
@@ -53,12 +48,12 @@ def test_the_free_space_of_the_tmpfs_limits_memory(small_tmpfs, member):
     assert str(headroom(shm)) == f"{shm} has 190.0 MiB free of 200.0 MiB"
 
 
-@pytest.mark.parametrize(("available", "free"), [(100 * MIB, 36 * MIB), (1, 0)])
-def test_the_available_memory_of_the_host_limits_memory(member, monkeypatch, available, free):
+def test_the_available_memory_of_the_host_limits_memory(member, monkeypatch):
     member("0::/")
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: Memory(available, 4096 * MIB))
-    found = headroom(Path("/dev/shm"))
-    assert (found.free, found.limit) == (free, "the host's memory")
+    for available, free in ((100 * MIB, 36 * MIB), (1, 0)):
+        monkeypatch.setattr(module.psutil, "virtual_memory", lambda: Memory(available, 4096 * MIB))  # noqa: B023
+        found = headroom(Path("/dev/shm"))
+        assert (found.free, found.limit) == (free, "the host's memory")
 
 
 def version_2(maximum: object, current: int) -> dict[str, object]:
@@ -83,7 +78,6 @@ GROUPS = {
         "c",
     ),
     "a namespace shows the own group as root": ("0::/", {".": version_2(200 * MIB, 0)}, (200, 200), ""),
-    "a group that cannot be seen": ("0::/../../elsewhere", {}, None, ""),
     "of an ancestor, in version 1": (
         V1,
         {
@@ -126,26 +120,3 @@ def test_the_innermost_group_that_counts_killed_processes_is_asked_or_the_host(m
     assert killed_for_memory() == 69
     monkeypatch.setattr(module, "VMSTAT", tmp_path / "none")
     assert killed_for_memory() == 0
-
-
-HUNGRY = """
-import subprocess, sys
-from fastckpt._core.memory.headroom import killed_for_memory
-before = killed_for_memory()
-eats = subprocess.run([sys.executable, "-c", "x = bytearray(400 << 20)"])
-print(eats.returncode, killed_for_memory() - before)
-"""
-
-
-@pytest.fixture
-def limited():
-    """A cgroup whose members may take 200 MiB."""
-    with memory_group(f"fastckpt-test-{os.getpid()}", 200) as path:
-        yield path
-
-
-def test_a_process_that_the_kernel_kills_for_memory_is_counted(limited: Path):
-    join = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
-    command = ["sh", "-c", join, str(limited), sys.executable, "-c", HUNGRY]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
-    assert done.stdout == "-9 1\n", (done.stdout, done.stderr)

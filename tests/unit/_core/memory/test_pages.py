@@ -71,14 +71,6 @@ def test_a_save_that_begins_to_wait_has_the_rest_made_in_haste(descriptor, monke
     assert [is_main for _, is_main in made] == [True] * 3 + [False] * 9
 
 
-def test_space_reserved_on_a_disk_is_allocated_at_once(tmp_path, monkeypatch):
-    """Without large pages, which it has not; asking would write to the file for each."""
-    monkeypatch.setattr(pages, "_Faults", lambda *_: pytest.fail("asked"))
-    with (tmp_path / "file").open("w+b") as file:
-        allocate(file.fileno(), 3 * HUGE + 4097)
-        assert os.fstat(file.fileno()).st_blocks * 512 >= os.fstat(file.fileno()).st_size == 3 * HUGE + 4097
-
-
 @pytest.fixture
 def large_pages():
     """Large pages are to be had."""

@@ -1,7 +1,6 @@
 """Discovery of the saver without a launcher of ours, also against files of another user."""
 
 import contextlib
-import hashlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -9,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt import StorageType
 from fastckpt._core.ipc.channel import Channel
 from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
-from tests.e2e.ddp.conftest import Ranks, state
 from tests.faults.test_hostile import NOBODY
 from tests.unit._core.memory.conftest import killed
 
@@ -48,18 +45,6 @@ def squatting(prepare: Callable[[], object]) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def listening(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0{name}")
-    listener.listen(1)  # and nobody is ever answered
-    return listener
-
-
-def former_address(launch: list[object]) -> str:
-    """What earlier versions listened at: a hash of facts that everybody on the host can see."""
-    return f"fastckpt-{hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]}"
-
-
 @pytest.fixture
 def shm() -> Path:
     """As /dev/shm is: every user can make files there."""
@@ -68,35 +53,23 @@ def shm() -> Path:
     return path
 
 
-def test_a_saver_is_found_while_it_lives(shm: Path):
-    posting = SaverAddress(shm, KEY, "@here")
-    assert find(shm, KEY, 5) == "@here"
-    posting.close()
-    with pytest.raises(AgentLost, match=f"has posted no address under {shm} in 0 s"):
-        find(shm, KEY, 0)
-    assert not any(shm.iterdir())
-
-
-def test_a_killed_saver_is_not_found_and_the_next_takes_its_place(shm: Path):
+def test_a_saver_is_found_while_it_lives_and_a_second_one_of_its_launch_refused(shm: Path):
     def post() -> None:
         SaverAddress(shm, KEY, "@dead")
         assert find(shm, KEY, 5) == "@dead"
 
     killed(post)
-    with pytest.raises(AgentLost):
+    with pytest.raises(AgentLost, match=f"has posted no address under {shm} in 0 s"):
         find(shm, KEY, 0)
-    posting = SaverAddress(shm, KEY, "@here")
-    assert find(shm, KEY, 5) == "@here" and len(list(shm.iterdir())) == 1
-    posting.close()
-
-
-def test_a_second_job_of_the_same_launch_is_refused_and_other_launches_are_not(shm: Path):
     with contextlib.ExitStack() as postings:
         postings.callback(SaverAddress(shm, KEY, "@one").close)
+        assert len(list(shm.iterdir())) == 1
         postings.callback(SaverAddress(shm, "1" * 24, "@other").close)
         with pytest.raises(FastckptError, match="the same MASTER_ADDR and MASTER_PORT; give this one others"):
             SaverAddress(shm, KEY, "@two")
         assert find(shm, KEY, 5) == "@one" and find(shm, "1" * 24, 5) == "@other"
+    with pytest.raises(AgentLost):
+        find(shm, KEY, 0)
     assert not any(shm.iterdir())
 
 
@@ -129,35 +102,26 @@ def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(small_tmpfs
     (full / "ballast").unlink()
 
 
-def test_postings_and_sockets_of_another_user_block_no_job(ranks: Ranks, shm: Path, monkeypatch: pytest.MonkeyPatch):
-    """It has taken what can be guessed, before the job begins; rank 1 looks while rank 0 has posted nothing yet."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    launch: list[object] = ["", "127.0.0.1:29500", 0, 0]
-    key = hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
+def test_postings_and_sockets_of_another_user_are_passed_over(shm: Path):
+    """It has taken what can be guessed, before the job begins."""
 
     def take_all() -> object:
         os.umask(0)
-        decoy = shm / f"fastckpt-0-saver-{key}-{'f' * 16}"
+        decoy = shm / f"fastckpt-0-saver-{KEY}-{'f' * 16}"
         decoy.write_text(f"{decoy.name} @fastckpt-decoy")
-        (shm / f"fastckpt-0-saver-{key}").mkdir()
-        return listening("fastckpt-decoy"), listening(former_address(launch))
+        (shm / f"fastckpt-0-saver-{KEY}").mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("\0fastckpt-decoy")
+        listener.listen(1)  # and nobody is ever answered
+        return listener
 
     with squatting(take_all):
         with pytest.raises(AgentLost):
-            find(shm, key, 0)
-        first, second = ranks.start_workers(2)
-        for member in (first, second):
-            assert member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-        assert [found["step"] for found in ranks.load()] == [1, 1]
-        second.close()
-        first.close()
-        ranks.members = []
+            find(shm, KEY, 0)
+        posting = SaverAddress(shm, KEY, "@here")
+        assert find(shm, KEY, 5) == "@here"
+        posting.close()
+        with pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}"):
+            Channel("@fastckpt-decoy", 30)
     for path in shm.glob("fastckpt-0-saver-*"):
         path.rmdir() if path.is_dir() else path.unlink()
-
-
-def test_a_socket_of_another_user_is_not_connected_to():
-    refused = pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}")
-    with squatting(lambda: listening("fastckpt-test-squat")), refused:
-        Channel("@fastckpt-test-squat", 30)

@@ -14,9 +14,7 @@ import pytest
 from fastckpt._core.memory.stacks import Stacks, ask
 
 HOLDERS = {
-    "in_a_loop": "while True: pass",
     "in_c_with_the_gil": "import re; re.compile('(a+)+$').match('a' * 60 + 'b')",
-    "for_a_lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "asleep": "import time\n    while True: time.sleep(100)",
 }
 
@@ -54,12 +52,10 @@ def ask_until_there(pid: int, token: int, function: str) -> Stacks:
             return found
 
 
-THREAD = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-
-
 @pytest.mark.parametrize("body", HOLDERS.values(), ids=HOLDERS)
 def test_stacks_of_all_threads_are_read_whatever_the_process_does(body: str):
-    with caught(body, before=THREAD) as (pid, token):
+    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    with caught(body, before=thread) as (pid, token):
         found = ask_until_there(pid, token, "hold_up")
         assert found.innermost is not None and str(found.innermost).startswith("hold_up (<string>:")
         assert found.text.count(" in hold_up\n") == 1, "each answer is of its own"
