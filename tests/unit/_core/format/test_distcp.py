@@ -58,19 +58,13 @@ TENSORS = {
     "scalar": torch.tensor(3.0),
     "empty": torch.empty(0, 4),
     "view": FLAT[100:140].view(5, 8),
-    "begin": FLAT[:3],
-    "end": FLAT[990:],
     "odd bytes": torch.arange(7, dtype=torch.uint8)[1:6],
-    "rows": FLAT.view(10, 100)[3:7],
     "columns": FLAT.view(10, 100)[:, 3:7],
     "transposed": torch.randn(3, 4).t(),
-    "strided": FLAT[::7],
     "expanded": torch.tensor([1.0]).expand(4, 3),
     "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "parameter": torch.nn.Parameter(torch.randn(3)),
-    "half": torch.randn(3).bfloat16(),
     "float8": torch.randn(3).to(torch.float8_e4m3fn),
-    "bool": torch.tensor([True, False, True]),
     "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
     "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
     "quantized": torch.quantize_per_tensor(torch.randn(4), 0.1, 10, torch.quint8),
@@ -92,29 +86,22 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.complex64)
 
 
-def test_a_view_is_saved_with_its_own_bytes_alone(file: Written) -> None:
+def test_a_view_is_saved_with_its_own_bytes_alone_and_an_unchanged_structure_is_planned_once(file: Written) -> None:
     shard = file.save([FLAT[100:140]])
     assert shard.places[0].length < 40 * 4 + 2000
     assert [storage.nbytes() for storage in shard.plan.storages] == [160]
-    assert shard.plan.storages[0].data_ptr() == FLAT[100:].data_ptr()
-
-
-def test_an_unchanged_distcp_structure_is_planned_once(file: Written) -> None:
     first = file.save([torch.zeros(3), archive("a"), torch.zeros(4)])
     second = file.save([torch.ones(3), archive("longer"), torch.ones(4)])
     assert second.plan.skeleton is first.plan.skeleton
     assert second.places == first.places
     one, text, other = file.load(second)
     assert (one.tolist(), text, other.tolist()) == ([1] * 3, "longer", [1] * 4)
-
-
-def test_a_changed_distcp_structure_is_planned_again(file: Written) -> None:
     items: Items = [torch.zeros(3), archive("a")]
     others: list[Items] = [[torch.zeros(4), items[1]], [torch.zeros(3, dtype=torch.int32), items[1]], items[::-1]]
-    for other in (*others, [*items, torch.zeros(3)], items[:1], []):
-        first, second = file.save(items), file.save(other)
+    for changed in (*others, [*items, torch.zeros(3)], items[:1], []):
+        first, second = file.save(items), file.save(changed)
         assert second.plan.skeleton is not first.plan.skeleton
-        assert len(file.load(second)) == len(other)
+        assert len(file.load(second)) == len(changed)
 
 
 def test_values_in_a_distcp_file_may_grow_and_shrink(file: Written) -> None:
@@ -125,23 +112,15 @@ def test_values_in_a_distcp_file_may_grow_and_shrink(file: Written) -> None:
             assert file.load(file.save([archive(value), torch.tensor([1.0])])) == [value, torch.tensor([1.0])], length
 
 
-def test_bytes_that_are_no_archive_keep_their_length(file: Written) -> None:
-    shard = file.save([b"raw\0\0", b"", archive(1)])
-    assert [place.length for place in shard.places[:2]] == [5, 0]
+def test_bytes_that_are_no_archive_or_one_with_a_comment_keep_their_length(file: Written) -> None:
+    commented = archive(1)[:-2] + b"\x02\x00hi"
+    shard = file.save([b"raw\0\0", b"", archive(1), commented, torch.zeros(3), torch.zeros(5)])
+    assert [shard.places[place].length for place in (0, 1, 3)] == [5, 0, len(commented)]
     assert file.path.read_bytes()[shard.places[0].offset :][:5] == b"raw\0\0"
+    assert all(gap.offset % 64 == 0 for gap in shard.plan.skeleton.gaps), "bytes of a tensor begin at a multiple of 64"
     longer = file.save([b"raw bytes", b"", archive(1)])
     assert longer.places[0].length == 9
-
-
-def test_an_archive_with_a_comment_is_left_as_it_is_and_bytes_of_a_tensor_begin_at_a_multiple_of_64(
-    file: Written,
-) -> None:
-    commented = archive(1)[:-2] + b"\x02\x00hi"
-    shard = file.save([commented])
-    assert shard.places[0].length == len(commented)
-    assert file.load(shard) == [1]
-    shard = file.save([archive("x" * 7), torch.zeros(3), torch.zeros(5)])
-    assert all(gap.offset % 64 == 0 for gap in shard.plan.skeleton.gaps)
+    assert file.load(file.save([commented])) == [1]
 
 
 def test_a_file_of_bytes_begins_with_them(tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from fastckpt._core.format import plan
-from fastckpt._core.format.number_lists import MANY, pickled_numbers
-from fastckpt._core.format.skeleton import archive
-from fastckpt._core.format.structure import Structure
+from fastckpt._core.format.number_lists import MANY
 from fastckpt._core.replicas.own_entries import entries
 from fastckpt._core.replicas.state_digest import digest_of
 from tests.unit._core.format.baking import Baker, assert_same, reference
@@ -78,12 +76,6 @@ def test_many_numbers_beside_an_object_load_bit_for_bit(tmp_path: Path) -> None:
             check(baker, state([*FLOATS]) | {"window": collections.deque([1.0, 2.0]), "ints": INTS})
 
 
-def test_an_archive_of_many_numbers_loads_bit_for_bit(tmp_path: Path) -> None:
-    for kind, numbers in KINDS.items():
-        (tmp_path / kind).write_bytes(archive(numbers))
-        assert_same(torch.load(tmp_path / kind, weights_only=True), numbers)
-
-
 @pytest.mark.parametrize("is_opaque", [False, True])
 def test_a_save_calls_no_function_for_each_of_many_numbers(baker: Baker, is_opaque: bool) -> None:
     saved = state([*FLOATS]) | ({"window": collections.deque([1])} if is_opaque else {})
@@ -103,14 +95,6 @@ def test_ranks_compare_many_numbers_without_a_call_for_each() -> None:
         assert calls(lambda: digests({"others": {"history": numbers}})) < 100  # noqa: B023
     assert digest_of([*FLOATS]) == digest_of([*FLOATS]) != digest_of([*FLOATS[:-1], 1.0])
     assert digest_of([*INTS]) != digest_of([*map(float, INTS[:7]), *INTS[7:]])
-
-
-def test_a_list_of_few_numbers_or_of_other_objects_has_places_for_each() -> None:
-    assert pickled_numbers([0.5] * (MANY - 1)) is None
-    assert pickled_numbers([0.5] * MANY + [None]) is None
-    assert pickled_numbers(collections.OrderedDict.fromkeys(range(MANY), 1)) is None
-    assert pickled_numbers({(i,): 1 for i in range(MANY)}) is None
-    assert len(Structure([0.5] * MANY).numbers) == 1
 
 
 def test_many_numbers_in_small_containers_are_named_once(

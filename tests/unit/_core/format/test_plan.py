@@ -1,11 +1,8 @@
 """Saves after the first reuse the unchanged structure, and notice changes."""
 
-import argparse
-import datetime
 import enum
 import pathlib
 import zipfile
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,20 +62,6 @@ def test_a_storage_and_a_value_after_a_failed_save_are_saved(baker: Baker) -> No
     assert_same(torch.load(baker.path), reference(back))
 
 
-def test_marks_of_a_compiler_are_kept_and_need_no_pickler(baker: Baker) -> None:
-    tensor = torch.ones(3)
-    skeletons = []
-    for mark in ("guarded", "guarded", "unguarded", None, True):
-        tensor.mark = mark  # type: ignore[attr-defined]
-        baker.save({"a": tensor.add_(1)})
-        skeletons.append(baker.planner.plan({"a": tensor}).skeleton)
-        assert_same(torch.load(baker.path), reference({"a": tensor}))
-    assert skeletons[0] is skeletons[1] and len(set(skeletons)) == 4
-    del tensor.mark
-    baker.save({"a": tensor})
-    assert not vars(torch.load(baker.path)["a"])
-
-
 def test_a_shorter_save_leaves_no_bytes_of_the_one_before(baker: Baker) -> None:
     baker.save({"a": torch.ones(50_000)})
     baker.save({"a": torch.quantize_per_tensor(torch.ones(50_000), 0.1, 2, torch.quint8)})
@@ -99,10 +82,7 @@ class Colour(enum.Enum):
 
 REFUSED = {
     "Path": pathlib.PurePosixPath("/x"),
-    "datetime": datetime.datetime(2020, 1, 1),
     "Enum": Colour.RED,
-    "defaultdict": defaultdict(list),
-    "Namespace": argparse.Namespace(a=1),
     "tuple": numpy.random.get_state(),
 }
 

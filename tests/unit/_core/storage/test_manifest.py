@@ -55,12 +55,6 @@ def test_manifests_survive_a_round_trip_as_json(manifest, target):
     assert Manifest.from_json(manifest.to_json().encode()) == manifest
 
 
-@given(st.text() | st.binary() | values.map(json.dumps))
-def test_arbitrary_bytes_and_other_json_are_refused_as_a_manifest(text):
-    with pytest.raises(BadCheckpoint):
-        Manifest.from_json(text)
-
-
 @given(st.data())
 def test_a_flipped_bit_in_a_manifest_is_found_or_changes_nothing(data):
     text = PLAIN.to_json().encode()
@@ -71,13 +65,6 @@ def test_a_flipped_bit_in_a_manifest_is_found_or_changes_nothing(data):
         assert Manifest.from_json(bytes(flipped)) == PLAIN  # say a blank that became a line's end
     except BadCheckpoint:
         pass
-
-
-@given(st.integers(0, 10_000))
-def test_a_truncated_manifest_is_found(length):
-    text = PLAIN.to_json()
-    with pytest.raises(BadCheckpoint):
-        Manifest.from_json(text[: length % len(text)])
 
 
 def forged(**changes):
