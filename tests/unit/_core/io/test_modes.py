@@ -10,13 +10,10 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.io import modes
-from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
-from fastckpt.ddp import DdpCheckpointer, StorageType
-from tests.e2e.ddp.conftest import said, state  # noqa: F401 (a fixture)
-from tests.faults.test_hostile import as_nobody
+from tests.e2e.ddp.conftest import said  # noqa: F401 (a fixture)
 from tests.unit._core.storage.checkpoints import contribute, images, publish
 
 
@@ -54,9 +51,7 @@ def everything(path: Path) -> CheckpointDirectory:
         (0o022, None, 0o644, 0o755),
         (0o027, None, 0o640, 0o750),
         (0o077, None, 0o600, 0o700),
-        (0, None, 0o666, 0o777),
         (0, 0o640, 0o640, 0o750),
-        (0o077, 0o664, 0o664, 0o775),
         (0o077, 0o620, 0o620, 0o720),
     ],
 )
@@ -98,40 +93,3 @@ def test_a_file_system_that_refuses_a_mode_keeps_the_checkpoint(tmp_path: Path, 
     [stored] = directory.checkpoints()
     stored.verify()
     assert "keeps the mode that the file system gave it: " in said.text
-
-
-@pytest.mark.parametrize(("mask", "mode", "readable"), [(0o022, "", True), (0o077, "", False), (0o077, "0644", True)])
-def test_another_user_reads_checkpoints_by_their_mode_and_never_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, mode: str, readable: bool
-):
-    shm = Path(os.environ["FASTCKPT_SHM_DIR"])
-    shm.chmod(0o1777)
-    folder = Path(os.environ["TMPDIR"]) / "team"
-    os.umask(mask)
-    monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
-    with DdpCheckpointer(folder / "run") as one:
-        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
-        one.wait_latest_checkpoint(60)
-        arena = arena_path(str(shm), os.path.realpath(folder / "run"), 0)
-
-        def look() -> list[str]:
-            found = []
-            for name, deed in (("memory", lambda: os.listdir(arena)), ("storage", lambda: verified(folder / "run"))):
-                try:
-                    found += [name] * bool(deed())
-                except OSError:
-                    continue
-            return found
-
-        assert as_nobody(look) == ["storage"] * readable
-        assert {mode for _, mode in under(arena)} <= {"0o700", "0o600"}
-    shutil.rmtree(folder)
-
-
-def verified(path: Path) -> int:
-    """How many whole checkpoints there are, each read; OSError for a directory that cannot be."""
-    os.listdir(path)
-    found = CheckpointDirectory(path).checkpoints()
-    for stored in found:
-        stored.verify()
-    return len(found)

@@ -119,7 +119,6 @@ def test_what_was_said_in_another_connection_proves_nothing(monkeypatch: pytest.
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("<I", 1 << 30),
         struct.pack("<I", 2) + b"[]",
-        struct.pack("<I", 2) + b"{}",
         struct.pack("<I", 31) + b'{"nonce": "zz", "proof": "0000"}'[:31],
         b"\x00",
     ],

@@ -43,7 +43,7 @@ def test_copies_of_other_nodes_are_pinned_wherever_they_are_and_have_to_be_there
     arena.remove()
 
 
-@pytest.mark.parametrize("content", [b"", b"[", b"[" * 100_000, b"[]", b"\xff", b"{" + b" " * (2 << 20) + b"}", None])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b"\xff", b"{" + b" " * (2 << 20) + b"}", None])
 def test_json_that_is_not_what_is_saved_is_refused_by_its_true_path(tmp_path: Path, content: bytes | None):
     """Of a stranger's checkpoint; None is a pipe."""
     path, link = tmp_path / "shape.json", tmp_path / "link"
