@@ -121,20 +121,6 @@ def test_every_state_loads_as_torch_saves_it(states: list[Any], fresh_baker: Cal
             check(baker, state)
 
 
-@SOME
-@given(
-    trios=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=6), shared=st.booleans(), extra=tensors()
-)
-def test_numbers_that_change_are_written_at_their_offsets(
-    trios: list[tuple[Any, ...]], shared: bool, extra: torch.Tensor, fresh_baker: Callable[[], closing[Baker]]
-) -> None:
-    with fresh_baker() as baker:
-        for which in (0, 1, 2, 1):
-            group = {f"k{i}": trio[which] for i, trio in enumerate(trios)}
-            check(baker, {"w": extra, "groups": [group, group if shared else dict(group)], "step": which})
-        assert baker.files <= 2
-
-
 def test_a_marker_is_not_confused_with_bytes_that_look_like_one(tmp_path: Path) -> None:
     """Strings full of opcode bytes stand beside numbers; each number is still found exactly once."""
     noise = b"\x8a\x08" + bytes(range(256)) + b"G" * 64

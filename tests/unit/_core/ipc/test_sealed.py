@@ -156,16 +156,6 @@ def test_a_message_that_the_other_end_has_not_sent_now_is_refused(pair: Pair, fa
         server.receive()
 
 
-def test_a_file_arrives_whole(pair: Pair, tmp_path: Path):
-    client, server = pair
-    data = bytes(range(256)) * 100
-    (tmp_path / "file").write_bytes(data)
-    client.send_file(tmp_path / "file", len(data))
-    assert server.receive_bytes(len(data)) == data
-    with pytest.raises(OSError, match="fewer than"):
-        client.send_file(tmp_path / "file", len(data) + 1)
-
-
 def test_a_file_that_waits_for_its_rate_ends_at_once_if_the_connection_is_given_up(pair: Pair, tmp_path: Path):
     client, _ = pair
     (tmp_path / "file").write_bytes(bytes(2 << 20))

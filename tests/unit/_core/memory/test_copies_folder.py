@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +24,7 @@ from fastckpt._core.memory.replica_files import ReplicaFiles
 from fastckpt._core.memory.slots import SlotDone
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.storage.local.stored import digest
-from fastckpt.errors import ArenaTooSmall, FastckptError
-from tests.support.largest_file import largest_file
+from fastckpt.errors import ArenaTooSmall
 from tests.unit._core.memory.conftest import killed
 
 ATTEMPT, SHARDS, SIZE = "token", "__1_0.distcp", (1 << 20) + 5
@@ -155,21 +154,6 @@ def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common
     assert not whole_parities(arena.path, SaveId(1, 5), ATTEMPT) and not [*disk.rglob("block")]
     assert whole_parities(arena.path, SaveId(1, 6), ATTEMPT)
     in_memory.close()
-    # Of which a disk takes half of a piece.
-    folder = CopiesFolder(arena.path, disk)
-    parity, chunk = ParityFiles(arena.path, set, lambda: False, 8 << 20, folder), memoryview(bytearray(SIZE))
-    for member in ("a", "b"):
-        place = admit(parity, 8, member)
-        if member == "a":
-            place.add(member, 0, chunk, "1" * 32)
-        else:
-            with largest_file(SIZE // 2), pytest.raises(ArenaTooSmall, match=r"cannot be kept in .*File too large"):
-                place.add(member, 0, chunk, "1" * 32)
-            with pytest.raises(FastckptError, match="is not what comes next"):
-                place.add(member, 0, chunk, "1" * 32)
-        parity.came(place)
-    assert not whole_parities(arena.path, SaveId(1, 8), ATTEMPT)
-    folder.close()
 
 
 def test_a_directory_that_is_removed_is_named_and_copies_go_on_when_it_is_back(
@@ -191,33 +175,6 @@ def test_a_directory_that_is_removed_is_named_and_copies_go_on_when_it_is_back(
     shutil.rmtree(keeper.folder.path)  # the folder alone: it is made again at once
     assert keeper.keep(8).read_bytes() == bytes([8]) * SIZE and held(arena.path).keys() == {8}
     keeper.folder.close()
-
-
-def test_a_full_disk_costs_the_copy_that_comes_and_not_the_one_before(arena: Arena, small_disk: Callable[[int], Path]):
-    disk = small_disk(4)
-    keeper = Keeper(arena.path, disk)
-    keeper.needed = {SaveId(1, 5)}
-    path = keeper.keep(5)
-    (disk / "filler").write_bytes(bytes(1 << 20))
-    with pytest.raises(ArenaTooSmall, match=r"a copy of 1.0 MiB does not fit: the disk under .* disk:DIR"):
-        keeper.keep(6)
-    fill(disk)
-    with pytest.raises(ArenaTooSmall, match=r"a copy of 1.0 MiB (does not fit|cannot be made)"):
-        keeper.keep(6)
-    assert held(arena.path) == {5: path} and path.read_bytes() == bytes([5]) * SIZE
-    assert not [*keeper.folder.path.rglob(".new-*")]
-    (disk / "filler").unlink()
-    keeper.keep(7)
-    assert held(arena.path).keys() == {5, 7}
-    keeper.folder.close()
-    arena.remove()
-
-
-def fill(disk: Path) -> None:
-    with (disk / "filler").open("ab") as file, pytest.raises(OSError, match="No space"):
-        while True:
-            file.write(bytes(4096))
-            file.flush()
 
 
 # --- sweeps

@@ -54,23 +54,6 @@ def test_reserved_memory_is_allocated_in_full(descriptor, size, budget, monkeypa
     assert os.pread(descriptor, size + 1, 0) == bytes(size)
 
 
-def test_a_save_that_begins_to_wait_has_the_rest_made_in_haste(descriptor, monkeypatch):
-    """The thread that began alone is joined by others; no piece is left out, and none is made twice."""
-    monkeypatch.setattr(pages, "PIECE", HUGE)
-    made, urgent, make = [], threading.Event(), pages._Faults._make
-
-    def noted(self, offset):
-        make(self, offset)
-        made.append((offset, threading.current_thread() is threading.main_thread()))
-        if len(made) == 3:
-            urgent.set()
-
-    monkeypatch.setattr(pages._Faults, "_make", noted)
-    allocate(descriptor, 12 * HUGE, urgent)
-    assert sorted(offset for offset, _ in made) == [HUGE * i for i in range(12)]
-    assert [is_main for _, is_main in made] == [True] * 3 + [False] * 9
-
-
 @pytest.fixture
 def large_pages():
     """Large pages are to be had."""

@@ -119,16 +119,3 @@ was = handlers()
     with caught(body, before) as (pid, token):
         assert token >> 32 == signal.SIGRTMAX - 6
         assert " in hold_up\n" in ask_until_there(pid, token, "hold_up").text
-
-
-def test_a_forked_process_offers_its_own_stacks():
-    forked = """
-if pid := os.fork():
-    assert os.waitpid(pid, 0)[1] == 0
-else:
-    from fastckpt._core.memory.stacks import ask, offer
-    here = offer()
-    assert here != mine and "<module>" in ask({0: (os.getpid(), here)}, 5)[0].text
-    os._exit(0)"""
-    program = f"import os\nfrom fastckpt._core.memory.stacks import offer\nmine = offer(){forked}"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -72,21 +72,6 @@ def test_a_disk_full_at_any_byte_keeps_the_checkpoint_before(small, save):
     assert assert_sound(small)[0] == (0, 2)
 
 
-def test_a_read_only_disk_fails_publication_and_deletion(small, save):
-    for step in (1, 2):
-        publish(small, SaveId(0, step))
-    subprocess.run(["mount", "-o", "remount,ro", str(small.path.parent)], check=True)
-    with pytest.raises(PersistError, match=r"Read-only file system\. Remount"):
-        save(small, 3)
-    for deed in (lambda: small.delete(SaveId(0, 1)), small.sweep):
-        with pytest.raises(PersistError, match="Read-only"):
-            deed()
-    assert assert_sound(small) == [(0, 2), (0, 1)]
-    subprocess.run(["mount", "-o", "remount,rw", str(small.path.parent)], check=True)
-    save(small, 3)
-    assert assert_sound(small)[0] == (0, 3)
-
-
 def test_a_file_size_limit_fails_a_publication_and_a_file_has_no_checkpoints(tmp_path, save):
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 1))

@@ -14,7 +14,6 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
 from fastckpt._core.policy.retention import KeepAny, KeepBest, KeepLast
 from fastckpt._core.retention import retire
-from fastckpt._core.storage.local import known_checkpoints
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.scan import LOOKED_AT
 from fastckpt.errors import ConfigError
@@ -40,11 +39,6 @@ def calls(directory: CheckpointDirectory, work: Callable[[], object]) -> Counter
     finally:
         counted.stop()
     return counted.made
-
-
-def manifests(made: Counter[tuple[str, str]]) -> int:
-    """How many manifests of checkpoints were opened."""
-    return sum(kind == "open" and path.endswith(f"/{NAME}") and "/checkpoint-" in path for kind, path in made)
 
 
 def persist(directory: CheckpointDirectory, step: int, keep: int, target: str = "") -> None:
@@ -88,16 +82,6 @@ def test_a_checkpoint_takes_the_path_of_one_that_another_process_saved_or_that_i
     publish(directory, SaveId(0, 4), path)
     scan = directory.scan()
     assert [stored.id.step for stored in scan.places] == [4] and len(scan.quarantined) == 1 and not scan.damaged
-
-
-def test_a_second_scan_opens_no_manifest_again_of_as_many_as_are_remembered(directory, monkeypatch):
-    monkeypatch.setattr(known_checkpoints, "MOST_FILES", 6)  # of two checkpoints
-    fill(directory, 2)
-    reader = CheckpointDirectory(directory.path)
-    assert [manifests(calls(reader, reader.scan)) for _ in range(2)] == [2, 0]
-    fill(directory, 4)
-    assert steps(reader) == steps(reader) == [4, 3, 2, 1]
-    assert manifests(calls(reader, reader.scan)) == 2
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {

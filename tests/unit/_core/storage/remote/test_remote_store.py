@@ -221,6 +221,19 @@ def test_a_quarantined_checkpoint_in_a_store_is_never_deleted(near, tmp_path):
         near.quarantine(damaged + "0", why)
 
 
+def test_checkpoints_that_others_deleted_at_a_url_are_not_relied_upon(near, tmp_path):
+    """By hand, say: the newest of what is left is never deleted."""
+    for step in (1, 2, 3, 4):
+        publish(near, tmp_path, SaveId(1, step))
+    assert len(near.checkpoints()) == 4
+    for step in (3, 4):
+        near._objects.remove_all(f"checkpoint-{step}")
+    with pytest.raises(ConfigError, match="is the newest of"):
+        near.delete(SaveId(1, 2))
+    near.delete(SaveId(1, 1))
+    assert ids(near) == [stored.id for stored in near.known()] == [SaveId(1, 2)]
+
+
 # --- writers that die
 
 
