@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.utils import _create_file_view
 
-from fastckpt._core.format.distcp import GROWTH, ShardPlan, ShardPlanner, whole
+from fastckpt._core.format.distcp import GROWTH, ShardPlan, ShardPlanner
 from fastckpt._core.transfer.host_copy import HostCopy
 from fastckpt._core.transfer.image import Image
 
@@ -121,14 +121,3 @@ def test_bytes_that_are_no_archive_or_one_with_a_comment_keep_their_length(file:
     longer = file.save([b"raw bytes", b"", archive(1)])
     assert longer.places[0].length == 9
     assert file.load(file.save([commented])) == [1]
-
-
-def test_a_file_of_bytes_begins_with_them(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for data in (b"longer text", b"text"):
-        plan = whole(data)
-        path.exists() or path.write_bytes(b"\xa5" * plan.skeleton.capacity())
-        image = Image(path)
-        assert image.install(plan) == []
-        image.close()
-        assert path.read_bytes().rstrip(b"\0") == data

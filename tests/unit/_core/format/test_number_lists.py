@@ -15,6 +15,7 @@ import torch
 
 from fastckpt._core.format import plan
 from fastckpt._core.format.number_lists import MANY
+from fastckpt._core.replicas.state_digest import digest_of
 from tests.unit._core.format.baking import Baker, assert_same, reference
 
 FLOATS = [0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, *(i * 0.1 for i in range(2 * MANY))]
@@ -72,6 +73,11 @@ def test_many_numbers_beside_an_object_load_bit_for_bit(tmp_path: Path) -> None:
     with closing(Baker(tmp_path / "opaque.pt", weights_only=False)) as baker:
         for _ in range(2):
             check(baker, state([*FLOATS]) | {"window": collections.deque([1.0, 2.0]), "ints": INTS})
+
+
+def test_many_numbers_of_ranks_are_compared_as_one() -> None:
+    assert digest_of([*FLOATS]) == digest_of([*FLOATS]) != digest_of([*FLOATS[:-1], 1.0])
+    assert digest_of([*INTS]) != digest_of([*map(float, INTS[:7]), *INTS[7:]])
 
 
 @pytest.mark.parametrize("is_opaque", [False, True])

@@ -54,21 +54,6 @@ def test_a_safetensors_file_equals_what_the_library_writes(tmp_path, metadata):
     )
 
 
-def test_a_second_safetensors_save_has_the_new_values(tmp_path):
-    planner, tensors = SafetensorsPlanner(), {"a": torch.zeros(5), "b": torch.zeros(3, dtype=torch.uint8)}
-    first = planner.plan(Tensors(tensors, {"format": "pt"}))
-    tensors = {"a": torch.ones(5), "b": torch.ones(3, dtype=torch.uint8)}
-    second = planner.plan(Tensors(tensors, {"format": "pt"}))
-    assert second.skeleton is first.skeleton
-    image(tmp_path / "file", second)
-    assert torch.equal(load_file(tmp_path / "file")["a"], torch.ones(5))
-    tensors["a"] = torch.ones(6)
-    third = planner.plan(Tensors(tensors, {"format": "pt"}))
-    assert not third.skeleton.fits(first.skeleton.capacity())
-    image(tmp_path / "file", third)
-    assert torch.equal(load_file(tmp_path / "file")["a"], torch.ones(6))
-
-
 @pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.zeros(2, dtype=torch.complex128)])
 def test_values_that_safetensors_cannot_hold_are_named(tensor):
     with pytest.raises(NotLoadable, match=r"cannot hold 'layer\.weight', a .*(sparse|complex128)"):

@@ -1,6 +1,5 @@
 """Messages that are none: each is a ProtocolError; what bytes of good ones may become is tried by tests/fuzz."""
 
-
 import pytest
 
 from fastckpt._core.ipc import channel

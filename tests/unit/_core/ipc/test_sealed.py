@@ -55,17 +55,6 @@ def pair() -> Iterator[Pair]:
         end.close()
 
 
-def test_messages_arrive_in_both_directions_and_an_end_is_no_error(pair: Pair):
-    client, server = pair
-    for number in range(3):
-        client.send({"number": number})
-        assert server.receive() == {"number": number}
-        server.send({"answer": number})
-        assert client.receive() == {"answer": number}
-    client.close()
-    assert server.receive() is None
-
-
 def test_a_client_or_server_that_does_not_know_the_secret_is_refused():
     with pytest.raises(ProtocolError, match="does not know the secret"):
         connect(b"another")

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -15,34 +17,6 @@ from tests.faults.test_hostile import NOBODY
 from tests.unit._core.memory.conftest import killed
 
 KEY = "0" * 24
-
-
-@contextlib.contextmanager
-def squatting(prepare: Callable[[], object]) -> Iterator[None]:
-    """While another user's process holds what it has prepared."""
-    if os.getuid() != 0:
-        pytest.skip("only root can act as another user")
-    ready, done = os.pipe(), os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            os.close(done[1])
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            held = prepare()
-            os.write(ready[1], b".")
-            os.read(done[0], 1)
-            del held
-        finally:
-            os._exit(0)
-    os.close(ready[1])
-    assert os.read(ready[0], 1) == b".", "it has not got what it wanted"
-    try:
-        yield
-    finally:
-        for end in (ready[0], *done):
-            os.close(end)
-        os.waitpid(child, 0)
 
 
 @pytest.fixture
@@ -102,20 +76,30 @@ def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(small_tmpfs
     (full / "ballast").unlink()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_postings_and_sockets_of_another_user_are_passed_over(shm: Path):
     """It has taken what can be guessed, before the job begins."""
+    decoy, folder = shm / f"fastckpt-0-saver-{KEY}-{'f' * 16}", shm / f"fastckpt-0-saver-{KEY}"
+    fork = get_context("fork")
+    is_ready = fork.Event()
 
-    def take_all() -> object:
+    def take_all() -> None:
         os.umask(0)
-        decoy = shm / f"fastckpt-0-saver-{KEY}-{'f' * 16}"
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
         decoy.write_text(f"{decoy.name} @fastckpt-decoy")
-        (shm / f"fastckpt-0-saver-{KEY}").mkdir()
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind("\0fastckpt-decoy")
-        listener.listen(1)  # and nobody is ever answered
-        return listener
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("\0fastckpt-decoy")
+            listener.listen(1)  # and nobody is ever answered
+            is_ready.set()
+            time.sleep(600)
 
-    with squatting(take_all):
+    other = fork.Process(target=take_all)
+    other.start()
+    try:
+        assert is_ready.wait(30)
         with pytest.raises(AgentLost):
             find(shm, KEY, 0)
         posting = SaverAddress(shm, KEY, "@here")
@@ -123,5 +107,8 @@ def test_postings_and_sockets_of_another_user_are_passed_over(shm: Path):
         posting.close()
         with pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}"):
             Channel("@fastckpt-decoy", 30)
-    for path in shm.glob("fastckpt-0-saver-*"):
-        path.rmdir() if path.is_dir() else path.unlink()
+    finally:
+        other.kill()
+        other.join()
+    decoy.unlink()
+    folder.rmdir()

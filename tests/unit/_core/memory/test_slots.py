@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
@@ -198,44 +196,3 @@ def test_an_image_that_is_not_what_was_committed_is_named(slot: Path, tmp_path: 
     elif kind != "missing":
         STRANGE[kind](slot / "rank_1.pt", tmp_path / "good")
     assert "rank_1.pt" in slots.damage(slot, slots.read(slot).files)
-
-
-def mutated(good: bytes) -> st.SearchStrategy[bytes]:
-    """Any bytes; and good ones of which a part was overwritten, cut out or doubled."""
-    places = st.tuples(st.integers(0, len(good)), st.integers(0, len(good)), st.binary(max_size=8))
-    changed = st.lists(places, min_size=0, max_size=3).map(lambda edits: _edited(good, edits))
-    return st.binary(max_size=200) | changed | st.just(good)
-
-
-def _edited(data: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
-    for start, end, new in edits:
-        data = data[:start] + new + data[end:]
-    return data
-
-
-BEGUN = json.dumps({"id": [1, 5], "writers": [0, 1]}).encode()
-ALL_DONE = [json.dumps({"id": [1, 5], "files": {f"r{w}.pt": 3}, "details": {"world_size": 2}}).encode() for w in (0, 1)]
-DIGEST = json.dumps({"id": [1, 5], "digests": {"r0.pt": "0" * 32}}).encode()
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(begin=mutated(BEGUN), first=mutated(ALL_DONE[0]), second=mutated(ALL_DONE[1]), digest=mutated(DIGEST))
-def test_any_bytes_in_records_are_no_error_and_commit_only_complete_saves(
-    slot: Path, begin: bytes, first: bytes, second: bytes, digest: bytes
-):
-    """By another reading of the same rule: the begun id is in the done record of each writer that it lists."""
-    for name, data in ((".begin", begin), (".done-0", first), (".done-1", second), (".digests", digest)):
-        (slot / name).write_bytes(data)
-    records = slots.read(slot)
-    if records.committed is None:
-        assert records.digests == {}
-        return
-    begun = json.loads(begin)
-    assert begun["writers"] and set(begun["writers"]) <= {0, 1}
-    done = [json.loads((first, second)[writer]) for writer in begun["writers"]]
-    assert all(one["id"] == begun["id"] == list(records.committed) for one in done)
-    assert set(records.files) == {name for one in done for name in one["files"]}
-    assert all("/" not in name and not name.startswith(".") for name in records.files)
-    if records.digests:
-        assert json.loads(digest)["id"] == begun["id"]
-    assert isinstance(records.details, dict) and slots.damage(slot, records.files)

@@ -149,27 +149,26 @@ def test_a_directory_whose_mount_is_lost_is_not_written_to_until_it_is_back(disk
 
 
 def test_a_directory_with_another_mark_or_that_somebody_else_made_again_is_not_written_to(tmp_path: Path) -> None:
-    directory, path = known(tmp_path / "run"), tmp_path / "run"
-    (path / MARK).write_text(TWO)
-    assert_refused(directory, "it has another mark")
-    assert ids(directory) == [SaveId(1, 1)]
-    path.rename(tmp_path / "aside")  # else its inode might come again
-    path.mkdir()
-    assert_refused(directory)
-    assert not any(path.iterdir())
-
-
-def test_a_directory_behind_a_link_is_known_by_what_the_link_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    (tmp_path / "second").mkdir()
-    link = tmp_path / "link"
-    link.symlink_to("first")
-    directory = known(link)
-    publish(directory, SaveId(1, 2))
-    link.unlink()
-    link.symlink_to("second")
+    """Also behind a link, by what the link leads to."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "run"
+    path.symlink_to("first")
+    directory = known(path)
+    path.unlink()
+    path.symlink_to("second")
     assert_refused(directory)
     assert not any((tmp_path / "second").iterdir())
+    path.unlink()
+    path.symlink_to("first")
+    publish(directory, SaveId(1, 2))
+    (path / MARK).write_text(TWO)
+    assert_refused(directory, "it has another mark")
+    assert ids(directory) == [SaveId(1, 2), SaveId(1, 1)]
+    (tmp_path / "first").rename(tmp_path / "aside")  # else its inode might come again
+    (tmp_path / "first").mkdir()
+    assert_refused(directory)
+    assert not any(path.iterdir())
 
 
 def test_a_directory_that_was_emptied_is_written_to_and_one_that_was_removed_gets_its_mark_again(
