@@ -2,7 +2,6 @@
 
 import os
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -20,44 +19,38 @@ from tests.unit._core.storage.checkpoints import images
 from tests.unit._core.storage.s3 import S3, Fault
 
 
-class Asked:
-    """A store with ``count`` checkpoints, and how many requests it is asked."""
+def test_uploads_and_retention_make_a_bounded_number_of_requests(s3, tmp_path):
+    def asked(deed, *arguments):
+        before = len(s3.proxy.requests)
+        deed(*arguments)
+        return len(s3.proxy.requests) - before
 
-    def __init__(self, s3: S3, folder: Path, count: int) -> None:
-        self.store, self._requests, self._folder = RemoteStore(f"s3://bucket/run{count}"), s3.proxy.requests, folder
-        for step in range(1, count + 1):
-            self.publish(step)
-        assert len(self.store.checkpoints()) == count
+    def publish(store, step, history=1):
+        id = SaveId(history, step)
+        store.publish(PublishRequest(id, images(tmp_path / f"{history}-{step}", id)))
 
-    def publish(self, step: int, history: int = 1) -> int:
-        before, id = len(self._requests), SaveId(history, step)
-        self.store.publish(PublishRequest(id, images(self._folder / f"{history}-{step}", id)))
-        return len(self._requests) - before
+    def keep(store, count):
+        retire(store, KeepLast(count), lambda: None)
 
-    def keep(self, count: int) -> int:
-        before = len(self._requests)
-        retire(self.store, KeepLast(count), lambda: None)
-        return len(self._requests) - before
-
-    def steps(self) -> list[int]:
-        with closing(RemoteStore(self.store.path)) as with_new_eyes:
+    def steps(store):
+        with closing(RemoteStore(store.path)) as with_new_eyes:
             found = [stored.id.step for stored in with_new_eyes.checkpoints()]
-        assert found == [stored.id.step for stored in self.store.known()]
+        assert found == [stored.id.step for stored in store.known()]
         return found
 
-
-def test_uploads_and_retention_make_a_bounded_number_of_requests(s3, tmp_path):
-    few, many = Asked(s3, tmp_path / "few", 4), Asked(s3, tmp_path / "many", 12)
-    assert few.publish(30) == many.publish(30) <= 9
-    assert few.keep(5) == many.keep(13) == 0
-    one = many.keep(12)
-    assert few.keep(4) == one and many.keep(9) == 3 * one
-    assert few.steps() == [30, 4, 3, 2] and many.steps() == [30, *range(12, 4, -1)]
-    many.publish(12, history=2)
-    assert many.keep(3) and many.steps() == [12, 30, 11, 10], "histories are judged apart"
-    assert len(many.store._catalog._manifests) == 4, "of what is gone nothing is remembered"
-    few.store.close()
-    many.store.close()
+    with closing(RemoteStore("s3://bucket/few")) as few, closing(RemoteStore("s3://bucket/many")) as many:
+        for store, count in ((few, 3), (many, 6)):
+            for step in range(1, count + 1):
+                publish(store, step)
+            assert len(store.checkpoints()) == count
+        assert asked(publish, few, 30) == asked(publish, many, 30) <= 9
+        assert asked(keep, few, 4) == asked(keep, many, 7) == 0
+        one = asked(keep, many, 6)
+        assert asked(keep, few, 3) == one and asked(keep, many, 3) == 3 * one
+        assert steps(few) == [30, 3, 2] and steps(many) == [30, 6, 5]
+        publish(many, 6, history=2)
+        assert asked(keep, many, 1) and steps(many) == [6, 30], "histories are judged apart"
+        assert len(many._catalog._manifests) == 2, "of what is gone nothing is remembered"
 
 
 MIB = 2**20

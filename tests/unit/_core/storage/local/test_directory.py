@@ -62,6 +62,8 @@ def test_directories_of_others_are_left_alone(directory):
         (directory.path / name).mkdir()
         (directory.path / name / "pytorch_model.bin").write_text("theirs")
     (directory.path / "checkpoint-8").write_text("a file")
+    (directory.path / "notes/manifest.json").write_text(json.dumps({"files": []}))
+    os.mkfifo(directory.path / "pipe")
     assert ids(directory) == [(0, 5)] and directory.scan().damaged == []
     directory.sweep()
     publish(directory, SaveId(0, 6))
@@ -69,6 +71,10 @@ def test_directories_of_others_are_left_alone(directory):
     kept = [path.parent.name for path in directory.path.rglob("pytorch_model.bin")]
     assert len(kept) == len(others)
     assert [name for name in kept if name.startswith("checkpoint-6.aside-")] and "checkpoint-6" not in kept
+    publish(directory, SaveId(0, 7), f"{directory.path}/best/")
+    manifest = directory.path / "best/manifest.json"
+    manifest.write_text(manifest.read_text().replace("model.pt", "mudel.pt"))
+    assert [path.name for path, _ in directory.scan().damaged] == ["best"]
 
 
 def test_delete_removes_a_checkpoint_and_refuses_the_newest_whole_one(directory):

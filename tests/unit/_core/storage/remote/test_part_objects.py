@@ -36,19 +36,19 @@ def ids(store):
     return [stored.id for stored in store.checkpoints()]
 
 
-def test_the_last_uploaded_part_completes_a_checkpoint(store, contribute):
+def test_the_last_uploaded_part_completes_a_checkpoint(near, contribute):
     contributions, order, target = [], (2, 0, 1), COPY
     for count, node in enumerate(order):
-        assert ids(store) == [] and store.scan().gathered == [NEW] * bool(count)
-        contributions.append(contribute(store, NEW, Share(node, 3, target=target)))
+        assert ids(near) == [] and near.scan().gathered == [NEW] * bool(count)
+        contributions.append(contribute(near, NEW, Share(node, 3, target=target)))
         assert contributions[-1].missing() == sorted(order[count + 1 :])
         manifest = contributions[-1].complete()
         assert (manifest is None) == (count < 2)
-    assert ids(store) == [NEW] and store.scan().gathered == []
+    assert ids(near) == [NEW] and near.scan().gathered == []
     assert [contribution.complete() for contribution in contributions] == [manifest] * 3
     assert {entry.name for entry in manifest.files} > {"model.pt", "rank_0.pt", "rank_1.pt", "rank_2.pt"}
     assert manifest.target == target and manifest.details == {"attempt": ""}
-    assert contribute(store, NEW, Share(1, 3, target=target)).complete() == manifest
+    assert contribute(near, NEW, Share(1, 3, target=target)).complete() == manifest
 
 
 def test_uploaded_parts_of_unlike_attempts_or_jobs_are_not_joined(near, contribute):
