@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from contextlib import contextmanager
 
 import pytest
 
@@ -81,21 +80,12 @@ def test_a_target_replaced_by_the_user_stays_and_the_checkpoint_counts_by_its_di
     assert target.read_bytes() == b"theirs" and assert_sound(directory) == [(0, 6)]
 
 
-@contextmanager
-def mounted(place):
-    """A small file system of its own."""
-    place.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", place]
+def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_sweep(directory):
+    (mount := directory.path / "mount").mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", mount]
     if os.geteuid() or subprocess.run(command, check=False).returncode:
         pytest.skip("this process may not mount a file system")
     try:
-        yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
-
-
-def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_sweep(directory):
-    with mounted(directory.path / "mount") as mount:
         publish(directory, SaveId(0, 4), str(mount / "a.pt"))
         publish(directory, SaveId(0, 5))
         subprocess.run(["mount", "-o", "remount,ro", mount], check=True)
@@ -105,6 +95,8 @@ def test_a_target_that_cannot_be_removed_is_an_error_and_removed_by_a_later_swee
         subprocess.run(["mount", "-o", "remount,rw", mount], check=True)
         assert len(directory.sweep()) == 1 and not (mount / "a.pt").exists()
         assert_clean(directory)
+    finally:
+        subprocess.run(["umount", mount], check=True)
 
 
 def test_a_write_through_a_hard_linked_target_is_damage_and_a_sweep_bears_that_its_directory_is_gone(directory, target):

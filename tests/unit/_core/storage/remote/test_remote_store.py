@@ -116,19 +116,19 @@ def test_a_step_saved_to_two_paths_is_at_both_and_at_none_that_would_tear_someth
     assert len(near.checkpoints()) == 1
 
 
-def test_the_identity_of_a_store_lasts_as_long_as_its_location(store):
+def test_the_identity_of_a_store_lasts_as_long_as_its_location(near):
     first, second = "1" * 32, "2" * 32
-    assert store.identity() == ("", 0), "who only looks marks nothing"
-    assert store.mark(first) == first
-    with opened(store.path) as another:
+    assert near.identity() == ("", 0), "who only looks marks nothing"
+    assert near.mark(first) == first
+    with opened(near.path) as another:
         assert another.mark(second) == first and another.identity() == (first, 0)
     for torn in (b"", b"123"):
-        store._objects.put(".fastckpt/identity", torn)
-        assert store.identity() == ("", 0)
-        assert store.mark(second) == second == store.identity().mark
-    store._objects.remove_all(".fastckpt")
-    assert store.identity() == ("", 0)
-    assert store.mark(second) == second
+        near._objects.put(".fastckpt/identity", torn)
+        assert near.identity() == ("", 0)
+        assert near.mark(second) == second == near.identity().mark
+    near._objects.remove_all(".fastckpt")
+    assert near.identity() == ("", 0)
+    assert near.mark(second) == second
 
 
 # --- the reader's rule
@@ -221,7 +221,7 @@ def test_a_quarantined_checkpoint_in_a_store_is_never_deleted(near, tmp_path):
         near.quarantine(damaged + "0", why)
 
 
-def test_checkpoints_that_others_deleted_at_a_url_are_not_relied_upon(near, tmp_path):
+def test_checkpoints_deleted_by_others_are_not_relied_upon(near, tmp_path):
     """By hand, say: the newest of what is left is never deleted."""
     for step in (1, 2, 3, 4):
         publish(near, tmp_path, SaveId(1, step))
