@@ -27,6 +27,7 @@ KINDS: dict[str, Any] = {
     "a tuple": tuple(FLOATS),
     "by numbers": dict(enumerate(FLOATS)),
     "by texts": {f"step {i}": each for i, each in enumerate(FLOATS)},
+    "by tuples": {(i,): each for i, each in enumerate(FLOATS)},
 }
 
 

@@ -3,9 +3,7 @@
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.retention import (
-    Deletion,
-)
+from fastckpt._core.retention import Deletion
 from fastckpt.errors import ConfigError
 from tests.unit._core.storage.checkpoints import ids, publish
 
