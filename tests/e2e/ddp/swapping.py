@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 Way = Callable[[nn.Module], Iterator[None]]
 
@@ -26,19 +26,6 @@ def diffusers(model: nn.Module) -> Iterator[None]:
         each.data.copy_(kept.data)
 
 
-def lightning(model: nn.Module) -> Iterator[None]:
-    """WeightAveraging of Lightning, on_validation_epoch_start and on_validation_epoch_end: the library's own lines."""
-    from lightning.pytorch.callbacks import WeightAveraging
-
-    callback = WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    callback._average_model = AveragedModel(model)
-    for each in callback._average_model.parameters():
-        each.data.fill_(0.25)
-    callback._swap_models(model)  # type: ignore[arg-type]
-    yield
-    callback._swap_models(model)  # type: ignore[arg-type]
-
-
 def state_dicts(model: nn.Module) -> Iterator[None]:
     """torch's AveragedModel, by state dicts: torch counts these writes, and none of those above."""
     average, kept = AveragedModel(model), {name: each.clone() for name, each in model.state_dict().items()}
@@ -49,13 +36,7 @@ def state_dicts(model: nn.Module) -> Iterator[None]:
     model.load_state_dict(kept)
 
 
-SWAPS: list[Way] = [diffusers, lightning, state_dicts]
-
-
-def functional(model: nn.Module) -> Iterator[None]:
-    names = [name for name, _ in model.named_parameters()]
-    torch.func.functional_call(model, dict(zip(names, averages(model), strict=True)), torch.ones(8, 4))
-    yield
+SWAPS: list[Way] = [diffusers, state_dicts]
 
 
 def pointers(model: nn.Module) -> Iterator[None]:
@@ -65,7 +46,3 @@ def pointers(model: nn.Module) -> Iterator[None]:
     yield
     for each, old in zip(model.parameters(), kept, strict=True):
         each.data = old
-
-
-HARMLESS: list[Way] = [functional, pointers]
-"""They write to no memory that is copied."""

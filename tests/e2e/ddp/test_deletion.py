@@ -16,7 +16,6 @@ from fastckpt.ddp import (
     KeepAnyStrategy,
     KeepBestStrategy,
     KeepLatestStepStrategy,
-    KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
     StorageType,
 )
@@ -70,31 +69,12 @@ class TestBuiltInStrategies:
             ranks.end()
         assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
 
-    def test_a_union_of_strategies_refuses_other_objects_and_counts_below_one(self, directory: Path):
+    def test_a_union_of_strategies_refuses_other_objects(self, directory: Path):
         mine, two = Mine(directory), KeepLatestStepStrategy(2, str(directory))
         with pytest.raises(ConfigError, match="Mine cannot be part of a KeepAnyStrategy"):
             KeepAnyStrategy(two, mine)
         with pytest.raises(ConfigError, match="all the same directory"):
             KeepAnyStrategy(two, KeepLatestStepStrategy(2, str(directory / "other")))
-        with pytest.raises(ConfigError, match="at least one"):
-            KeepAnyStrategy()
-        for count in (0, 1.5):
-            with pytest.raises(ConfigError, match="whole number, 1 or more"):
-                KeepLatestStepStrategy(count, str(directory))  # type: ignore[arg-type]
-            with pytest.raises(ConfigError, match="whole number, 1 or more"):
-                KeepStepIntervalStrategy(count, str(directory))  # type: ignore[arg-type]
-
-    def test_retention_deletes_an_older_history_first_and_nothing_of_other_tools(self, ranks: Ranks, directory: Path):
-        (directory / "checkpoint-1").mkdir(parents=True)
-        (directory / "checkpoint-1" / "precious").touch()
-        (directory / "checkpoint-notes").mkdir()
-        (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
-        save(one, 10, 20)
-        one.load_checkpoint(directory / "checkpoint-10")
-        save(one, 11)
-        becomes(directory, 1, 11, 20, "notes")
-        save(one, 12)
-        becomes(directory, 1, 11, 12, "notes")
 
     def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(
         self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
@@ -277,18 +257,9 @@ class TestMetrics:
         assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 0.5}, 3: {"loss": 1.25}}
         assert torch.load(directory / "checkpoint-2" / "model.pt")["step"] == 2
 
-    @pytest.mark.parametrize(
-        ("name", "value", "shown"),
-        [
-            *(("loss", "0.5", "'loss' is '0.5'"), ("loss", None, "'loss' is None"), ("loss", [1], "'loss' is a list")),
-            *(("loss", torch.ones(2), "'loss' is a Tensor"), ("loss", 10**400, "'loss' is 1000"), (3, 0.5, "3 is")),
-        ],
-    )
-    def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(
-        self, ranks: Ranks, name: Any, value: Any, shown: str
-    ):
+    def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(self, ranks: Ranks):
         (one,) = ranks.start()
-        with pytest.raises(ConfigError, match=f"the metric {shown}"):
-            one.save_checkpoint(1, state(1), metrics={name: value}, storage_type=StorageType.MEMORY)
-        assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-        assert one.load_checkpoint()["step"] == 1
+        for name, value, shown in (("loss", torch.ones(2), "'loss' is a Tensor"), (3, 0.5, "3 is")):
+            with pytest.raises(ConfigError, match=f"the metric {shown}"):
+                one.save_checkpoint(1, state(1), metrics={name: value}, storage_type=StorageType.MEMORY)
+        assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY).reason == ""

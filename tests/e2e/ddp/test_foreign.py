@@ -48,3 +48,4 @@ def test_logs_and_configurations_are_a_fresh_start(ranks: Ranks, directory: Path
         (directory / name).touch()
     (one,) = ranks.start()
     assert one.load_checkpoint() == {}
+    assert (one.loaded_step, one.loaded_from, one.rank_state) == (-1, "", {})

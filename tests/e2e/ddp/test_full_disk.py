@@ -29,27 +29,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_on_a_full_disk_memory_stays_current_and_storage_catches_up(disk: Path) -> None:
-    ballast = disk / "ballast"
-    with DdpCheckpointer(disk / "checkpoints") as checkpointer:
-        state = {"w": torch.zeros(200_000)}
-        assert checkpointer.save_checkpoint(1, state, storage_type=StorageType.DISK)
-        checkpointer.wait_latest_checkpoint(60)
-        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-            while file.write(bytes(1 << 16)):
-                pass
-        steps = count(2)
-        until(
-            lambda: checkpointer.save_checkpoint(next(steps), state, storage_type=StorageType.DISK).trouble, "trouble"
-        )
-        for _ in range(20):
-            assert checkpointer.save_checkpoint(next(steps), state, storage_type=StorageType.DISK), "to memory"
-        ballast.unlink()
-        assert checkpointer.save_checkpoint(last := next(steps), state, storage_type=StorageType.DISK)
-        assert checkpointer.wait_latest_checkpoint(60) == last
-        assert not checkpointer.save_checkpoint(last + 1, state, storage_type=StorageType.MEMORY).trouble
-
-
 def test_a_save_requested_during_a_successful_retry_is_persisted(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on, steps = Event(), Event(), count(1)
 

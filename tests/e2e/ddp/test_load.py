@@ -3,8 +3,8 @@
 import dataclasses
 import itertools
 import os
+import re
 import shutil
-import subprocess
 import threading
 import zipfile
 from collections.abc import Callable
@@ -24,7 +24,6 @@ from fastckpt._core.saver import memory_digests
 from fastckpt._core.saver.persistence import persister
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import publish
-from fastckpt._core.storage.local import stored as stored_module
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import StorageType, settle
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
@@ -81,11 +80,6 @@ def later(directory: Path, files: dict[str, Path], world: int = 1) -> None:
 
 
 class TestLoadedState:
-    def test_a_load_without_any_checkpoint_returns_an_empty_state(self, ranks: Ranks):
-        (one,) = ranks.start()
-        assert one.load_checkpoint() == {}
-        assert (one.loaded_step, one.loaded_from, one.rank_state) == (-1, "", {})
-
     def test_a_load_from_memory_gives_each_rank_its_own_state_and_random_numbers(self, ranks: Ranks):
         ranks.start(2)
         torch.manual_seed(1)
@@ -240,31 +234,21 @@ class TestResumePath:
         assert positions(ranks) == [0, 1]
 
     @pytest.mark.parametrize(
-        ("make", "says"),
+        "make",
         [
-            (lambda path: None, "rank 0: .*; rank 1: "),
-            (put_pickle(b"\x80\x02."), "(?s)rank 0: .*; rank 1: "),
-            (put_pickle(b"\x80\x02X\x01\x00\x00\x00aX\x01\x00\x00\x00bb."), "(?s)rank 0: .*; rank 1: "),
+            lambda path: None,
+            put_pickle(b"\x80\x02X\x01\x00\x00\x00aX\x01\x00\x00\x00bb."),
         ],
-        ids=["missing", "an empty pickle", "a bad pickle"],
+        ids=["missing", "a bad pickle"],
     )
     def test_a_resume_path_that_does_not_load_is_an_error_on_all_ranks(
-        self, ranks: Ranks, tmp_path: Path, make: Callable[[Path], None], says: str
+        self, ranks: Ranks, tmp_path: Path, make: Callable[[Path], None]
     ):
         make(tmp_path / "bad.pt")
         ranks.start(2)
         save(ranks, 1)
         first, second = ranks.refusals(BadCheckpoint, tmp_path / "bad.pt")
-        assert first == second
-        with pytest.raises(BadCheckpoint, match=says):
-            raise BadCheckpoint(first)
-
-    def test_a_damaged_resume_path_is_refused_without_fallback_or_quarantine(self, three: Ranks, tmp_path: Path):
-        three.start(2)
-        flip(three.directory / "checkpoint-2" / "model.pt")
-        for text in three.refusals(BadCheckpoint, three.directory / "checkpoint-2"):
-            assert "rank 0: " in text and "damaged" in text
-        assert quarantined(three) == [] and (three.directory / "checkpoint-2").exists()
+        assert first == second and re.search("(?s)rank 0: .*; rank 1: ", first)
 
     def test_a_resume_path_of_another_run_is_compared_with_its_manifest(self, three: Ranks, tmp_path: Path):
         other = tmp_path / "other" / "checkpoint-1"
@@ -302,38 +286,17 @@ class TestResumePath:
                 assert [loaded["step"] for loaded in ranks.load(mine)] == [1, 1]
             ranks.end()
 
-    def test_a_resume_path_opens_a_history_whose_smaller_steps_are_newest(self, three: Ranks):
-        three.start(2)
-        assert three.resume(three.directory / "checkpoint-1") == [(1, "storage")] * 2
-        save(three, 2)
-        assert [step for step, _ in three.resume()] == [2, 2]
-        assert relaunch(three) == [2, 2]
-        newest = CheckpointDirectory(three.directory).checkpoints()[0]
-        assert newest.id.step == 2
-        assert newest.manifest.parent is not None and newest.manifest.parent.step == 1
-
 
 def halve(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def in_place_of_it(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def replace(path: Path) -> None:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-        make(path)
-
-    return replace
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
-HARM: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "flipped": ("model.pt", flip),
-    "truncated": ("rank_1.pt", halve),
-    "a flipped manifest": ("manifest.json", flip),
-    "no manifest": ("manifest.json", Path.unlink),
-    "a loop": (".", in_place_of_it(lambda path: path.symlink_to(path))),
-    "a directory": ("manifest.json", in_place_of_it(Path.mkdir)),
-    "a pipe": ("rank_1.pt", in_place_of_it(os.mkfifo)),
-}
+HARM = {"flipped": ("model.pt", flip), "a pipe": ("rank_1.pt", pipe)}
 
 
 class TestDamage:
@@ -368,12 +331,6 @@ class TestDamage:
             assert "model.pt is damaged" in first and "rank_0.pt has 3 bytes" in first and "manifest" in first
             three.end()
         assert len(quarantined(three)) == 3 and not list(three.directory.glob("checkpoint-*"))
-
-    def test_a_tracker_that_points_nowhere_changes_nothing(self, three: Ranks):
-        three.start(2)
-        for text in ("77", "", "\0garbage"):
-            (three.directory / "latest_checkpointed_iteration.txt").write_text(text)
-            assert three.resume() == [(3, "storage")] * 2
 
 
 class TestQuarantine:
@@ -431,32 +388,14 @@ class TestQuarantine:
         Deletion(kept)(ranks.directory / "checkpoint-2")
         assert (ranks.directory / "checkpoint-2").exists() and "was passed over at a resume" in said.text
 
-    def test_a_checkpoint_that_one_other_rank_cannot_read_is_not_quarantined(self, three: Ranks, monkeypatch, said):
-        """It may be that rank's mount, or its memory; but nobody resumes from it."""
-        real, seen = stored_module.digest_file, []
+    def test_a_quarantine_that_storage_refuses_does_not_hinder_the_resume(self, three: Ranks, monkeypatch, said):
+        def refuse(*_: Any) -> Any:
+            raise PersistError("cannot quarantine: the file system is read-only")
 
-        def rank_1_reads_other_bytes(path: Path) -> str:
-            if path == three.directory / "checkpoint-3" / "rank_1.pt" and not seen:
-                seen.append(path)
-                return "0" * 32
-            return real(path)
-
-        monkeypatch.setattr(stored_module, "digest_file", rank_1_reads_other_bytes)
-        assert self.load(three) == [2, 2]
-        assert f"its xxh3-128 is {'0' * 32}" in said.text and "rank 0 finds nothing wrong with it" in said.text
-        assert quarantined(three) == []
-
-    def test_a_quarantine_that_storage_refuses_does_not_hinder_the_resume(self, three: Ranks, said):
+        monkeypatch.setattr(CheckpointDirectory, "quarantine", refuse)
         flip(three.directory / "checkpoint-3" / "model.pt")
-        if subprocess.run(["chattr", "+i", three.directory], check=False, capture_output=True).returncode:
-            pytest.skip("needs a file system and a user that can make a directory immutable")
-        try:
-            assert self.load(three) == [2, 2]
-            assert "stays where it is: cannot quarantine" in said.text
-            three.end()
-        finally:
-            subprocess.run(["chattr", "-i", three.directory], check=True)
-        assert quarantined(three) == []
+        assert self.load(three) == [2, 2]
+        assert "stays where it is: cannot quarantine" in said.text
 
     def test_a_step_in_memory_is_persisted_again_when_storage_was_quarantined(self, ranks: Ranks):
         ranks.start(2)
@@ -526,47 +465,30 @@ class TestHostileFiles:
         assert on_storage(ranks.directory) == [2]
 
 
-def set_verify(ranks: Ranks) -> None:
-    ranks.members[1]._writer.verify = "never"
-
-
-def set_directory(ranks: Ranks) -> None:
-    """Each would wait for the others' parts, and no checkpoint would ever be whole."""
-    ranks.members[1]._writer.history.directory = "/tmp/rank1"
-
-
-def set_remote(ranks: Ranks) -> None:
-    """They would look for checkpoints in other ways, and wait for one another."""
-    link = ranks.members[1]._writer.link
-    link.options = dataclasses.replace(link.options, remote="s3://bucket/run")
-
-
 class TestVerify:
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 0.05)
 
-    @pytest.mark.parametrize("value", ["Always", "", None, True])
-    def test_an_unknown_value_of_verify_is_refused_at_once(self, directory: Path, value: Any):
-        with pytest.raises(ConfigError, match="give 'never', 'resume' or 'always'"):
-            ddp.DdpCheckpointer(directory, verify=value)
-        assert not directory.exists()
-
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            (set_verify, "verify must be the same on all ranks"),
-            (set_directory, "and rank 1 to /tmp/rank1"),
-            (set_remote, "remote must be the same on all ranks"),
-        ],
-    )
-    def test_unlike_options_of_ranks_are_refused_on_all_ranks(
-        self, ranks: Ranks, change: Callable[[Ranks], None], says: str
-    ):
+    def test_unlike_options_of_ranks_are_refused_on_all_ranks(self, ranks: Ranks):
+        """Of unlike directories each would wait for the others' parts, and no checkpoint would ever be whole."""
         ranks.start(2)
         save(ranks, 1)
-        change(ranks)
-        assert all(says in text for text in ranks.refusals(ConfigError))
+        session = ranks.members[1]._writer
+        for holder, name, other, says in (
+            (session, "verify", "never", "verify must be the same on all ranks"),
+            (session.history, "directory", "/tmp/rank1", "and rank 1 to /tmp/rank1"),
+            (
+                session.link,
+                "options",
+                dataclasses.replace(session.link.options, remote="s3://bucket/run"),
+                "remote must",
+            ),
+        ):
+            kept = getattr(holder, name)
+            setattr(holder, name, other)
+            assert all(says in text for text in ranks.refusals(ConfigError))
+            setattr(holder, name, kept)
 
     def test_verify_never_compares_sizes_alone(self, ranks: Ranks):
         ranks.start(2, verify="never")
@@ -580,8 +502,7 @@ class TestVerify:
             ranks.start(2, verify="never")
             assert ranks.resume() == [(step, "storage")] * 2
 
-    @pytest.mark.parametrize("is_loaded", [True, False])
-    @pytest.mark.parametrize("harm", [flip, halve])
+    @pytest.mark.parametrize(("harm", "is_loaded"), [(flip, True), (halve, True), (flip, False)])
     def test_bad_memory_is_neither_resumed_nor_flushed(
         self, ranks: Ranks, said, harm: Callable[[Path], None], is_loaded: bool
     ):
@@ -700,22 +621,17 @@ class TestRollback:
         self.restart(ranks)
         assert ranks.resume(old) == [(50, "storage")] * 2
 
-    @pytest.mark.parametrize("path", ["", "always-the-same.pt"])
-    def test_steps_saved_again_after_a_rollback_have_the_bytes_of_the_new_history(
-        self, ranks: Ranks, tmp_path: Path, path: str
-    ):
-        user = str(tmp_path / path) if path else ""
-
+    def test_steps_saved_again_after_a_rollback_have_the_bytes_of_the_new_history(self, ranks: Ranks):
         def save_all(history: int, *steps: int) -> None:
             for step in steps:
                 for rank, member in enumerate(ranks.members):
-                    assert member.save_checkpoint(step, state(step + history / 2), user, DISK, {"of": [history, rank]})
+                    own = {"of": [history, rank]}
+                    assert member.save_checkpoint(step, state(step + history / 2), storage_type=DISK, rank_state=own)
                 ranks.members[0].wait_latest_checkpoint(60)
 
         ranks.start(2)
         save_all(1, 50, 52, 54)
-        saved = {stored.id.step: stored.path for stored in CheckpointDirectory(ranks.directory).checkpoints()}
-        ranks.load(saved.get(50, saved[54]))
+        ranks.load(ranks.directory / "checkpoint-50")
         save_all(2, 52, 54)
         ranks.end()
         ranks.start(2)

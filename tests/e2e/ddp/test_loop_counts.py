@@ -1,22 +1,17 @@
 """`fastckpt.Checkpointer` in loops that number steps in their own way, change their objects, or end at once."""
 
-import contextlib
 import gc
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from fastckpt import Checkpointer
 from fastckpt._core.client.collective import SingleRank
 from fastckpt._core.policy.frequency.failures import mean_time_between
-from fastckpt._core.policy.frequency.profile_cache import ProfileKey
 from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt.checkpointer import save_frequency
-from fastckpt.errors import StepError
 from tests.e2e.ddp.conftest import on_storage
 from tests.e2e.ddp.test_loop import Training, saves
 
@@ -43,44 +38,6 @@ def test_a_multiple_of_the_interval_that_is_skipped_is_saved_at_the_next_step(di
     assert on_storage(directory)[-1] == 31
 
 
-def test_step_numbers_continue_through_epochs(directory: Path):
-    training = Training(directory, every=100)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        training.steps(1, 9)
-        with pytest.raises(StepError, match=r"step 1 comes after step 9; count on"):
-            training.steps(1, 1)
-        with pytest.raises(TypeError):
-            checkpointer.step(10.0)
-    assert on_storage(directory)[-1] == 9
-
-
-def put_a_file_in_place_of(directory: Path) -> None:
-    """Until there is one: the directory may be created again meanwhile."""
-    file = directory.parent / "file"
-    file.touch()
-    while not directory.is_file():
-        with contextlib.suppress(FileNotFoundError):
-            directory.rename(directory.parent / f"away-{time.monotonic_ns()}")
-        with contextlib.suppress(IsADirectoryError):
-            file.replace(directory)
-
-
-def test_while_storage_refuses_writes_the_loop_saves_snapshots_to_memory(directory: Path):
-    training = Training(directory, overhead=0.9)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        put_a_file_in_place_of(directory)
-        saved, step = len(saves(training, range(1, 401))), 400
-        while saved <= 4:  # three are measured; on a busy machine few saves come in 400 steps
-            step += 1
-            saved += len(saves(training, [step]))
-        assert checkpointer._frequency.schedule.known is None
-        directory.unlink()
-        marked = [each for each in directory.parent.glob("away-*") if (each / ".fastckpt" / "identity").exists()]
-        marked[0].rename(directory)
-
-
 def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FASTCKPT_SLOTS", "2")
     monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", "4")
@@ -95,18 +52,6 @@ def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch
     checkpointer.close()
 
 
-@pytest.mark.campaign
-def test_a_compiled_model_is_saved_under_its_uncompiled_names(directory: Path):
-    training = Training(directory.parent / "other")
-    training.checkpointer.close()
-    compiled = torch.compile(training.model)
-    with Checkpointer(directory, model=compiled, every=1) as checkpointer:
-        checkpointer.resume()
-        checkpointer.step(1)
-    with Checkpointer(directory, model=training.model) as checkpointer:
-        assert checkpointer.resume() == 1
-
-
 def test_each_restart_counts_as_one_failure_however_often_it_is_resumed():
     first = FailureHistory("launch", 0)
     assert first.failures == 0
@@ -118,17 +63,6 @@ def test_each_restart_counts_as_one_failure_however_often_it_is_resumed():
     assert FailureHistory("another launch", 0, third.state()).failures == 2
     assert FailureHistory("another launch", 1, third.state()).failures == 3
     assert third.mean_time_between_failures is not None
-
-
-def test_a_profile_of_another_optimizer_is_not_used(directory: Path):
-    training = Training(directory)
-    sgd = Training(directory.parent / "other", optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1))
-    circumstances: list[ProfileKey] = []
-    for each in (training, sgd):
-        with each.checkpointer as checkpointer:
-            checkpointer.resume()
-            circumstances.append(checkpointer._frequency.profile_key)
-    assert circumstances[0] != circumstances[1]
 
 
 def test_a_job_that_ends_before_memory_is_ready_logs_no_warning_of_it(directory: Path, said: pytest.LogCaptureFixture):

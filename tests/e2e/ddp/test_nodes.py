@@ -17,7 +17,7 @@ from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
-from fastckpt._core.storage.local import layout, part_files
+from fastckpt._core.storage.local import part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
@@ -134,15 +134,6 @@ def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes
         assert nodes.resume() == [(2, "storage")] * 2
         relaunch(nodes)
     assert nodes.resume(place) == [(1, "storage")] * 2
-
-
-def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp_path: Path):
-    path = tmp_path / "user/model.pt"
-    for step in (1, 2):
-        nodes.save(step, 0, 1, path=str(path))
-        assert nodes.wait(0, 1) == [step, step]
-        assert torch.load(path, weights_only=True)["step"] == step
-    assert nodes.resume() == [(2, "storage")] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -265,23 +256,6 @@ def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
     assert "in memory only" not in said.text and "lacks the parts" not in said.text
 
 
-def test_without_locks_all_parts_are_published_at_load(
-    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    """Only the first node may publish there, and it is gone before the second one has written its part."""
-    monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
-    nodes.save_alone(1, 0)
-    nodes.members[0].close()
-    nodes.savers[0].close()
-    nodes.save_alone(1, 1)
-    lose_memory(nodes)
-    assert not any(nodes.directory.glob("checkpoint-*"))
-    nodes.start_nodes()
-    assert nodes.resume() == [(1, "storage")] * 2
-    assert "step 1 of history 1 was on storage in unpublished parts, all complete; it is published now" in said.text
-    assert not is_ahead(nodes)
-
-
 @pytest.fixture
 def running(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     """Ranks that have loaded, as scripts do, and so know by which name they save; nothing is flushed by itself."""
@@ -323,13 +297,7 @@ def test_the_newest_step_that_all_nodes_have_is_flushed(nodes: Nodes):
     assert nodes.wait(0, 1) == [2, 2]
 
 
-def clear(path: Path) -> None:
-    slots.clear(path.parent)
-
-
-@pytest.mark.parametrize(
-    ("harm", "is_durable"), [(flip, True), (flip, False), (Path.unlink, False), (clear, True), (clear, False)]
-)
+@pytest.mark.parametrize(("harm", "is_durable"), [(flip, True), (flip, False), (Path.unlink, False)])
 def test_damaged_memory_of_one_node_is_replaced_from_storage_or_all_fall_back(
     running: Nodes, harm: Callable[[Path], None], is_durable: bool
 ):

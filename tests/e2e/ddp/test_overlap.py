@@ -12,7 +12,7 @@ from torch import nn
 
 from fastckpt._core.format.plan import Plan, Planner
 from fastckpt._core.snapshot import mutation_check
-from fastckpt.errors import ConfigError, OverlapError
+from fastckpt.errors import OverlapError
 from tests.e2e.ddp.conftest import Ranks
 from tests.e2e.ddp.overlapping import Held, Training, assert_right, batch, in_memory, net, newest
 from tests.e2e.ddp.overlapping import held as held
@@ -40,8 +40,6 @@ def learn(model: nn.Module, *optimizers: Optimizer) -> None:
 
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "fused Adam": lambda p: torch.optim.Adam(p, fused=True),
-    "foreach Adam": lambda p: torch.optim.Adam(p, foreach=True, amsgrad=True),
-    "plain SGD": lambda p: torch.optim.SGD(p, lr=0.1),
     "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),
 }
 
@@ -56,17 +54,16 @@ def test_an_overlapped_save_with_each_kind_of_optimizer_holds_its_step(ranks: Ra
 
 @dataclass
 class Loop:
-    """One iteration, the state that is saved then, and what happens right after the save."""
+    """One iteration, and the state that is saved then."""
 
     optimizers: list[Optimizer]
     iterate: Callable[[], object]
     state: Callable[[], dict[str, Any]]
-    after_save: Callable[[], object] = lambda: None
 
 
-def plain(model: nn.Module, after_save: Callable[[], object] = lambda: None) -> Loop:
+def plain(model: nn.Module) -> Loop:
     optimizer = adam(model)
-    return Loop([optimizer], partial(learn, model, optimizer), partial(whole, model, optimizer), after_save)
+    return Loop([optimizer], partial(learn, model, optimizer), partial(whole, model, optimizer))
 
 
 def step_with_closure() -> Loop:
@@ -95,18 +92,6 @@ def compiled_step() -> Loop:
     return loop
 
 
-def forward_after_the_save() -> Loop:
-    """It writes to the buffers of batch norm before the copy begins."""
-    return plain(model := net(), lambda: model(batch()))
-
-
-def gradients_that_are_zeroed(to_none: bool) -> Loop:
-    loop = plain(model := net())
-    loop.state = lambda: whole(model, *loop.optimizers) | {"gradients": [p.grad for p in model.parameters()]}
-    loop.after_save = partial(loop.optimizers[0].zero_grad, set_to_none=to_none)
-    return loop
-
-
 class Flat(nn.Module):
     """Parameters and a buffer are parts of one storage, as some libraries lay them out."""
 
@@ -130,22 +115,11 @@ def weights_that_are_there_in_parts() -> Loop:
     return loop
 
 
-LOOPS: list[Any] = [
-    step_with_closure,
-    compiled_step,
-    forward_after_the_save,
-    pytest.param(partial(gradients_that_are_zeroed, True), id="gradients set to None"),
-    pytest.param(partial(gradients_that_are_zeroed, False), id="gradients set to zero"),
-    pytest.param(lambda: plain(Flat()), id="parts of one storage"),
-    weights_that_are_there_in_parts,
-]
-
-
-@pytest.mark.parametrize("make", LOOPS)
+@pytest.mark.parametrize("make", [step_with_closure, compiled_step, weights_that_are_there_in_parts])
 def test_an_overlapped_save_in_each_kind_of_loop_holds_its_step(ranks: Ranks, said, make: Callable[[], Loop]):
     loop = make()
     (one,) = ranks.start(overlap=loop.optimizers)
-    assert_right(one, loop.iterate, loop.state, after_save=loop.after_save)
+    assert_right(one, loop.iterate, loop.state)
     assert "was written to" not in said.text
 
 
@@ -161,12 +135,6 @@ def test_an_optimizer_not_given_to_overlap_has_its_state_deferred_and_no_paramet
     assert_right(one, iterate, lambda: {"a": given.state_dict(), "b": whole(other, *optimizers)})
     optimizers[1].step()
     assert newest(one)[0] == 4 and held.said[-1] == ("overlap.notify", 4)
-
-
-@pytest.mark.parametrize("given", [[nn.Linear(1, 1)], nn.Linear(1, 1), True])
-def test_a_value_of_overlap_that_is_no_optimizer_is_refused(ranks: Ranks, given: Any):
-    with pytest.raises(ConfigError, match=r"overlap is (a Linear|True)"):
-        ranks.start(overlap=given)
 
 
 def test_a_storage_is_deferred_only_if_no_part_of_it_changes():
@@ -190,11 +158,9 @@ def is_in(found: mutation_check.MutationCheck, plan: Plan, index: int) -> bool:
 
 WRITES: dict[str, Callable[[nn.Sequential], object]] = {
     "clipped": lambda model: torch.no_grad()(lambda: model[0].weight.clamp_(-0.01, 0.01))(),
-    "through a view": lambda model: model[0].weight.detach()[1].fill_(7),
-    "by way of .data": lambda model: model[0].weight.data.clamp_(-0.01, 0.01),
     "by numpy": lambda model: model[0].weight.detach().numpy().fill(7),
 }
-"""Of the last two torch counts nothing."""
+"""Of the last torch counts nothing."""
 
 
 class TestChanges:

@@ -12,7 +12,6 @@ from tests.e2e.ddp import conftest
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam, fused": lambda p: torch.optim.Adam(p, fused=True),
-    "Adam, amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
     "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
 }
 

@@ -6,7 +6,6 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from fastckpt._core import metrics
 from fastckpt._core.memory import slots
 from fastckpt._core.saver import server
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from fastckpt.errors import AgentLost, FastckptError, NotLoadable, StepError
+from fastckpt.errors import AgentLost, ConfigError, FastckptError, NotLoadable
 from tests.e2e.ddp.conftest import Ranks, on_storage, state, until
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
@@ -47,36 +46,12 @@ class TestPromotion:
         assert torch.load(tmp_path / "mine.pt", weights_only=True)["step"] == 4
         assert one.load_checkpoint()["step"] == 4
 
-    def test_a_disk_save_by_two_ranks_persists_once(self, ranks: Ranks):
-        ranks.start(2)
-        before = metrics.counts["persist.manifest"]
-        for storage_type in (MEMORY, DISK):
-            for member in ranks.members:
-                assert member.save_checkpoint(4, state(4), storage_type=storage_type)
-            assert ranks.members[0].wait_latest_checkpoint(60) == (4 if storage_type is DISK else None)
-        assert metrics.counts["persist.manifest"] == before + 1
-
 
 class TestSteps:
-    def test_a_smaller_step_is_refused_with_a_remedy(self, one: DdpCheckpointer):
-        one.save_checkpoint(7, state(7), storage_type=MEMORY)
-        with pytest.raises(StepError, match=r"step 6 comes after step 7.*load_checkpoint\(resume_path=\.\.\.\)"):
-            one.save_checkpoint(6, state(6), storage_type=MEMORY)
-        assert one.save_checkpoint(8, state(8), storage_type=MEMORY)
-
-    @pytest.mark.parametrize(
-        ("step", "kind", "error"),
-        [
-            *((-1, MEMORY, StepError), (-(2**70), MEMORY, StepError), (2**70, MEMORY, FastckptError)),
-            *((1.5, MEMORY, TypeError), ("7", MEMORY, TypeError), (None, MEMORY, TypeError)),
-            *((1, "DISK", (ValueError, TypeError)), (1, 7, (ValueError, TypeError))),
-        ],
-    )
-    def test_an_invalid_step_or_storage_type_is_refused_and_the_next_is_saved(
-        self, one: DdpCheckpointer, step: Any, kind: Any, error: Any
-    ):
-        with pytest.raises(error):
-            one.save_checkpoint(step, state(0), storage_type=kind)
+    def test_an_invalid_step_or_storage_type_is_refused_and_the_next_is_saved(self, one: DdpCheckpointer):
+        for step, kind, error in ((2**70, MEMORY, FastckptError), (None, MEMORY, TypeError), (1, 7, ConfigError)):
+            with pytest.raises(error):
+                one.save_checkpoint(step, state(0), storage_type=kind)
         assert in_memory(one) == []
         assert one.save_checkpoint(2, state(1), storage_type=MEMORY)
 
@@ -138,13 +113,6 @@ CALLS: list[Callable[[DdpCheckpointer], object]] = [
 
 
 class TestClosedCheckpointer:
-    def test_a_closed_checkpointer_refuses_all_calls(self, one: DdpCheckpointer):
-        one.close()
-        one.close()
-        for call in (*CALLS, lambda one: one.prepare(state(1))):
-            with pytest.raises(FastckptError, match="closed"):
-                call(one)
-
     def test_a_save_in_a_forked_process_is_refused_and_disturbs_nothing(self, one: DdpCheckpointer):
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         child = os.fork()
@@ -198,16 +166,6 @@ class TestPath:
             assert one.load_checkpoint()["step"] == step
         assert os.listdir(tmp_path / "deep") == ["latest.pt"]
 
-    def test_with_one_path_per_step_the_newest_is_resumed(self, ranks: Ranks, directory: Path):
-        (one,) = ranks.start()
-        for step in (1, 2):
-            one.save_checkpoint(step, state(step), directory / f"checkpoint-{step}.pt", DISK, {"position": step})
-            one.wait_latest_checkpoint(60)
-        ranks.end()
-        (one,) = ranks.start()
-        assert one.load_checkpoint()["step"] == 2
-        assert (one.loaded_from, one.rank_state) == ("storage", {"position": 2})
-
     def test_a_step_saved_to_several_paths_is_at_each_of_them(self, one: DdpCheckpointer, directory: Path):
         for name in ("", "latest.pt", "best.pt", "best.pt"):
             assert one.save_checkpoint(1, state(1), directory / name if name else "", DISK)
@@ -217,34 +175,19 @@ class TestPath:
         for name in ("checkpoint-1/model.pt", "latest.pt", "best.pt", "late.pt"):
             assert torch.load(directory / name)["weights"][0] == 1, name
 
-    def test_the_default_path_has_a_manifest_and_a_tracker(self, ranks: Ranks, directory: Path):
-        ranks.start(2)
-        for member in ranks.members:
-            member.save_checkpoint(12, state(12), storage_type=DISK)
-        ranks.members[0].wait_latest_checkpoint(60)
-        place = directory / "checkpoint-12"
-        assert sorted(p.name for p in place.iterdir()) == ["manifest.json", "model.pt", "rank_0.pt", "rank_1.pt"]
-        assert (directory / "latest_checkpointed_iteration.txt").read_text() == "12"
-        for path in place.glob("*.pt"):
-            torch.load(path, weights_only=True)
 
-
-REFUSED = {
-    "numpy generator": np.random.get_state(),
-    "date": datetime.date(2026, 1, 1),
-}
+DATE = datetime.date(2026, 1, 1)
 
 
 class TestNotLoadable:
-    @pytest.mark.parametrize("what", REFUSED)
-    def test_a_value_that_would_not_load_is_refused_with_its_key(self, one: DdpCheckpointer, what: str):
+    def test_a_value_that_would_not_load_is_refused_with_its_key(self, one: DdpCheckpointer):
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         for step in (2, 3):
-            bad = state(2) | {"blob": bytes(8), "extra": {"deep": [0, REFUSED[what]]}}
+            bad = state(2) | {"blob": bytes(8), "extra": {"deep": [0, DATE]}}
             with pytest.raises(NotLoadable, match=r"state\['extra'\]\['deep'\]\[1\]"):
                 one.save_checkpoint(step, bad, storage_type=MEMORY)
             with pytest.raises(NotLoadable, match=r"\['state'\]\['own'\]"):
-                one.save_checkpoint(step, state(2), rank_state={"own": REFUSED[what]}, storage_type=MEMORY)
+                one.save_checkpoint(step, state(2), rank_state={"own": DATE}, storage_type=MEMORY)
         assert in_memory(one) == [1]
         for step in (4, 5):
             assert one.save_checkpoint(step, state(step) | {"blob": bytes(8)}, storage_type=MEMORY)
@@ -254,8 +197,8 @@ class TestNotLoadable:
 
     def test_a_value_that_needs_pickle_is_saved_when_the_directory_is_trusted(self, ranks: Ranks):
         (one,) = ranks.start(weights_only=False)
-        assert one.save_checkpoint(1, state(1) | {"when": datetime.date(2026, 1, 1)}, storage_type=MEMORY)
-        assert one.load_checkpoint()["when"] == datetime.date(2026, 1, 1)
+        assert one.save_checkpoint(1, state(1) | {"when": DATE}, storage_type=MEMORY)
+        assert one.load_checkpoint()["when"] == DATE
 
     @pytest.mark.parametrize("culprit", [threading.Lock(), lambda: 0])
     def test_a_value_that_cannot_be_pickled_leaves_the_next_save_possible(
