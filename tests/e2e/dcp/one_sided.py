@@ -14,13 +14,16 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from fastckpt import Checkpointer
 from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Raw, RequiredFiles
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, reader
 from fastckpt.ddp import DdpCheckpointer, SaveResult, StorageType
+from fastckpt.errors import ConfigError
 from fastckpt.fsdp import FsdpShardCheckpointer
 
 SOON = 10.0
@@ -193,6 +196,44 @@ def of_files(folder: Path, victim: int) -> dict[str, Case]:
     }
 
 
+class NoData(DefaultSavePlanner):
+    """Fails when the other rank has its part in memory."""
+
+    def resolve_data(self, write_item: Any) -> Any:
+        fail()
+
+
+def of_refused(folder: Path) -> dict[str, Case]:
+    """Saves that some ranks make alone, or in which one fails: no load mixes them with the next of their step."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    writer, mesh = SharedMemoryWriter(folder / "refused"), init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def save(value: int, **options: Any) -> None:
+        state = {"w": DTensor.from_local(torch.full((5,), value), mesh, [Shard(0)]), "text": str(value)}
+        dcp.save(state, storage_writer=writer, checkpoint_id="1", **options)
+
+    def alone(_: bool) -> None:
+        for options in ({"no_dist": True}, {"process_group": groups[dist.get_rank()]}, {"use_collectives": False}):
+            try:
+                save(0, **options)
+            except (ConfigError, CheckpointException) as error:
+                assert "all ranks" in str(error), error
+            else:
+                raise AssertionError(options)
+
+    def again(_: bool) -> None:
+        save(2)
+        state = {"w": DTensor.from_local(torch.zeros(5, dtype=torch.int64), mesh, [Shard(0)]), "text": ""}
+        dcp.load(state, storage_reader=SharedMemoryReader(writer))
+        assert torch.equal(state["w"].full_tensor(), torch.full((10,), 2)) and state["text"] == "2"
+
+    return {
+        "some ranks alone": alone,
+        "no data: odd": lambda is_victim: save(1, planner=NoData() if is_victim else None),
+        "all of the second": again,
+    }
+
+
 def of_saves(folder: Path) -> dict[str, Case]:
     from fastckpt.lightning.saves import Saves
 
@@ -239,6 +280,7 @@ def main() -> None:
         "replicated parts": lambda: of_parts(folder / "replicated", lambda: nn.Linear(4, 4)),
         "files": lambda: of_files(folder, victim),
         "saves": lambda: of_saves(folder),
+        "refused": lambda: of_refused(folder),
     }
     is_victim = dist.get_rank() == victim
     said = {

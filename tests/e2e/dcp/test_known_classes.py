@@ -49,7 +49,7 @@ def text(opcodes: str) -> bytes:
     return opcodes.encode() + b"."
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 5])
 def test_what_torch_pickles_comes_back(protocol: int):
     kind = planner.WriteItemType.SHARD
     data = planner.TensorWriteData(CHUNK, metadata.TensorProperties(torch.int8), SIZE)
@@ -70,33 +70,22 @@ def test_a_member_of_an_enum_comes_back_as_every_release_of_python_pickles_it():
 HOSTILE = {
     "a function": pickle.dumps([os.system]),
     "a call": text("cposix\nsystem\n(S'touch {mark}'\ntR"),
-    "eval": text("cbuiltins\neval\n(S'open(\"{mark}\", \"w\")'\ntR"),
     "an instance": text("(S'touch {mark}'\nios\nsystem\n"),
-    "an object": text("(cos\nsystem\nS'touch {mark}'\no"),
     "a loader": text("ctorch\nload\n(S'{mark}'\ntR"),
     "a module of torch's": text("ctorch\nhub\n"),
-    "what a module of torch's has imported": text(f"{WHERE}os\n"),
     "a part of a class": b"\x80\x04\x8c\x25torch.distributed.checkpoint.metadata\x8c\x11Metadata.__init__\x93.",
     "a getattr of another thing": text(f"cbuiltins\ngetattr\n({WHERE}Metadata\nS'__init__'\ntR"),
     "a getattr of an enum's class": text(f"cbuiltins\ngetattr\n({ENUM}S'__class__'\ntR"),
     "a constructor": text(f"{WHERE}MetadataIndex\n(S'a'\ntR"),
-    "a constructor with names": b"\x80\x04c" + WHERE[1:].encode() + b"Metadata\n)}\x8c\x01aK\x01s\x92.",
-    "another's state": text("ccopyreg\n_reconstructor\n(cos\nPathLike\ncbuiltins\nobject\nNtR"),
     "a persistent id": text("Pid\n"),
     "a registered extension": b"\x80\x02\x82\x01.",
-    "attributes of a class": text(f"{WHERE}Metadata\n(dS'version'\nS'9'\nsb"),
     "slots of a class": text(f"{WHERE}Metadata\n(N(dS'version'\nS'9'\nstb"),
     "a method of a class": text(f"{WHERE}TensorProperties\n(N(dS'__setstate__'\n{WHERE}Metadata\nstb"),
-    "slots of a function": text("ctorch.serialization\n_get_layout\n(N(dS'__defaults__'\nN(I1\ntstb"),
-    "slots of a size": text("ctorch\nSize\n(N(dS'numel'\nI1\nstb"),
-    "slots of a dtype": text("ctorch\nfloat32\n(N(dS'itemsize'\nI1\nstb"),
-    "attributes of a member": text(f"{ENUM}(I0\ntR(dS'_value_'\nI2\nsb"),
     "slots of a member": text(f"{ENUM}(I0\ntR(N(dS'_name_'\nS'a'\nstb"),
     "a new attribute of a member, and damage": text(f"{ENUM}(I0\ntR(dS'own'\nI2\nsbR"),
     "a member of a value that takes forever to show": text(
         "(lp1\n0" + "".join(f"(g{n}\ng{n}\nlp{n + 1}\n0" for n in range(1, 60)) + f"{ENUM}(g60\ntR"
     ),
-    "nothing": b"",
     "its beginning": pickle.dumps(whole())[:300],
 }  # fmt: skip
 
@@ -123,26 +112,17 @@ def place(**fields: Any) -> dict[Any, Any]:
 
 
 LIES = {
-    "no metadata": [1],
     "no entries": whole(state_dict_metadata=None),
     "an entry of another kind": whole(state_dict_metadata={"w": 5}),
-    "an entry without a name": whole(state_dict_metadata={5: metadata.BytesStorageMetadata()}),
-    "a size of another kind": whole(state_dict_metadata=entry(size=[2, 3])),
     "a chunk of another kind": whole(state_dict_metadata=entry(chunks=[5])),
     "a dtype of another kind": whole(state_dict_metadata=entry(properties=metadata.TensorProperties("float32"))),
-    "no places": whole(storage_data=None),
     "a place that is none": whole(storage_data={metadata.MetadataIndex("w"): 5}),
-    "a place of no name": whole(storage_data={5: filesystem._StorageInfo("a", 0, 1)}),
     "a negative offset": whole(storage_data=place(offset=-1)),
-    "a length of another kind": whole(storage_data=place(length=None)),
     "another file": whole(storage_data=place(relative_path="/etc/passwd")),
     "a file above": whole(storage_data=place(relative_path="a/../../b")),
-    "storage's own data of another kind": whole(storage_meta=[]),
     "paths of another kind": whole(planner_data=[1]),
     "a path that is missing": whole(planner_data={"w": ("w",)}),
-    "a path of no names": whole(planner_data={"w": ("w",), "x": ()}),
     "a list that fits nowhere": whole(planner_data={"w": ("w",), "x": ("x", 10**12)}),
-    "a list from its end": whole(planner_data={"w": ("w",), "x": ("x", -1)}),
 }  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """dcp.save, dcp.async_save and dcp.load with our writer and reader, in a job of one rank."""
 
-import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,12 +16,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from fastckpt._core.inspect.checkpoint_files import find
-from fastckpt._core.inspect.inventory import take
-from fastckpt._core.inspect.values import StateFile
-from fastckpt._core.inspect.which import decide
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.arena import arena_path, slots_of
+from fastckpt._core.memory.arena import slots_of
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, StorageType
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy
@@ -196,37 +191,6 @@ def test_a_dcp_save_that_failed_leaves_the_one_before_and_can_be_repeated(
     assert [stored.id.step for stored in CheckpointDirectory(tmp_path / "run").checkpoints()] == [3, 2, 1]
 
 
-def test_offsets_in_files_stay_until_values_outgrow_their_space(writer: SharedMemoryWriter, reader: SharedMemoryReader):
-    places = []
-    for step, text in enumerate(("", "longer than before", "x", "x" * 200_000, "x" * 10, "x" * 2_000_000)):
-        metadata = save(writer, step, state(step, text))
-        places.append({index: (entry.offset, entry.length) for index, entry in metadata.storage_data.items()})
-        assert same(load(reader), state(step, text))
-    assert places[0] == places[1] == places[2]
-
-
-def test_tensors_that_change_their_shapes_are_saved(writer: SharedMemoryWriter, reader: SharedMemoryReader):
-    for step, size in enumerate((10, 100_000, 3)):
-        save(writer, step, {"w": torch.full((size,), float(step))})
-        loaded = {"w": torch.zeros(size)}
-        dcp.load(loaded, storage_reader=reader)
-        assert bool((loaded["w"] == step).all())
-
-
-def test_other_threads_may_query_the_writer_during_an_async_save_of_the_values_at_its_call(
-    writer: SharedMemoryWriter, reader: SharedMemoryReader
-):
-    for step in range(5):
-        values = state(step)
-        future = dcp.async_save(values, storage_writer=writer, checkpoint_id=str(step))
-        values["model"]["weight"].fill_(-1)
-        while not future.done():
-            writer._writer.glance()
-        future.result()
-        assert writer.result, writer.result
-    assert same(load(reader), state(4)) and writer.wait() == 4
-
-
 @pytest.mark.parametrize("reason", ["loaded meanwhile", "no slot is free"])
 def test_a_save_amid_which_ranks_load_or_that_another_rank_lacks_is_skipped(
     writer: SharedMemoryWriter, reader: SharedMemoryReader, reason: str
@@ -249,12 +213,6 @@ def test_a_save_amid_which_ranks_load_or_that_another_rank_lacks_is_skipped(
     assert same(load(reader), state(1))
     save(writer, 2)
     assert same(load(reader), state(2))
-
-
-def test_a_stock_dcp_checkpoint_loads(tmp_path: Path, reader: SharedMemoryReader):
-    dcp.save(state(4, "stock"), checkpoint_id=tmp_path / "stock")
-    assert same(load(reader, tmp_path / "stock"), state(4, "stock"))
-    assert (reader.loaded_step, reader.loaded_from) == (-1, "storage")
 
 
 def test_tensors_of_all_dtypes_and_layouts_load(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
@@ -369,17 +327,3 @@ def test_dcp_checkpoints_are_saved_to_and_loaded_from_a_url(tmp_path: Path):
                 assert reader.loaded_from == "storage"
             save(writer, step)
             assert same(load(reader, f"{url}/checkpoint-{step}"), state(step))
-
-
-def test_the_commands_read_dcp_checkpoints(tmp_path: Path, writer: SharedMemoryWriter):
-    save(writer, 1)
-    writer.wait()
-    directory = writer._writer.directory
-    shm_dir = str(arena_path("", directory, 0).parent)
-    inventory = take(directory, shm_dir)
-    decision = decide(inventory, verifies=True)
-    assert decision.choice is not None and decision.choice.step == 1
-    for tier in ("memory", "storage"):
-        file = find(f"{directory}@1:{tier}", os.environ["FASTCKPT_SHM_DIR"]).files[".metadata"]
-        with StateFile(file) as found:
-            assert same(found.gathered(lambda size: None), state(1)), tier

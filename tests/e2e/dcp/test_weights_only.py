@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, StorageType
 from fastckpt.dcp.known_classes import unpickled
 from fastckpt.dcp.python_values import check_shards
-from fastckpt.dcp.stored_metadata import check_paths, read_metadata
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint, NotLoadable
 from fastckpt.fsdp import FsdpShardCheckpointer
 from tests.e2e.dcp.states import Evil
@@ -175,22 +173,12 @@ def test_shards_that_a_framework_loads_by_itself_are_looked_at_first(tmp_path: P
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "no memory")])
-def test_metadata_that_cannot_be_read_now_are_not_called_damaged(error: Exception):
+def test_metadata_that_cannot_be_read_now_are_not_called_damaged():
     class Silent(io.BytesIO):
         def read(self, *_: object) -> bytes:
-            raise error
+            raise OSError(errno.ENOMEM, "no memory")
 
         readline = readinto = read
 
-    with pytest.raises(type(error)):
+    with pytest.raises(OSError, match="no memory"):
         unpickled(Silent(), "it")
-
-
-def test_a_list_may_be_longer_than_there_are_entries_and_not_without_end(tmp_path: Path):
-    """Of what is no shard, and of empty containers, there is none."""
-    place = of_stock(tmp_path / "stock", {"w": torch.arange(3)})
-    metadata = read_metadata(place / ".metadata", weights_only=True)
-    check_paths(replace(metadata, planner_data={"w": ("ema", 40)}), place)
-    with pytest.raises(BadCheckpoint, match="it does not say where in the state 'w' is"):
-        check_paths(replace(metadata, planner_data={"w": ("ema", 10**12)}), place)

@@ -11,16 +11,13 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fastckpt import Checkpointer
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot import mutation_check
 from fastckpt.data import ResumableDataLoader
-from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, digest
@@ -54,23 +51,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--every", type=int, nargs=2, default=None, metavar=("MEMORY", "STORAGE"))
-    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches in an update; each is a step")
-    parser.add_argument("--skips", type=int, nargs=2, default=None, metavar=("RANK", "EVERY"), help="skips alone")
     parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     return parser.parse_args()
-
-
-def skip(shards: ShardPlans, every: int) -> None:
-    """Have saves to memory be skipped in this rank alone, as if its structure had changed."""
-    files = shards.files
-
-    def skipping(save: SaveId, state: dict[str, Any], *, together: bool = False) -> dict[str, Any]:
-        if not together and save.step % every == 0:
-            raise Unplanned("on purpose")
-        return files(save, state, together=together)
-
-    shards.files = skipping  # type: ignore[method-assign]
 
 
 def train(args: argparse.Namespace) -> None:
@@ -88,12 +71,8 @@ def train(args: argparse.Namespace) -> None:
     mutation_check.WORTH = 1  # states copied in the background are small here
     inject_requested_faults(rank, args.out)
     every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
-    options = {"every": every, "gradients": args.accumulate > 1}
-    with Checkpointer(
-        args.checkpoint_dir, model=model, optimizer=optimizer, scheduler=scheduler, data=loader, **options
-    ) as checkpointer:
-        if args.skips and args.skips[0] == rank:
-            skip(checkpointer._checkpointer._shards, args.skips[1])
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
+    with Checkpointer(args.checkpoint_dir, **parts, every=every) as checkpointer:
         step = checkpointer.resume()
         start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
         tier = checkpointer._checkpointer.loaded_from
@@ -102,11 +81,10 @@ def train(args: argparse.Namespace) -> None:
             for indices, inputs in loader:
                 step += 1
                 loss = model(inputs).square().mean()
-                (loss / args.accumulate).backward()
-                if step % args.accumulate == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    scheduler.step()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
                 log(step=step, loss=loss.item().hex(), samples=indices.tolist(), epoch=epoch)
                 if (result := checkpointer.step(step)) is not None:
                     log(due=step, done=bool(result))

@@ -3,8 +3,6 @@
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.fsdp.conftest import reference_runs
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_all_injected
@@ -51,21 +49,3 @@ def test_a_pipeline_resumes_at_another_data_parallel_size_from_memory_and_storag
     assert steps in ([{0}, {last}, {6}] for last in (3, 4)), steps  # the last save was perhaps still being copied
     assert all(each["equal"] for lines in loaded for each in lines), loaded
     assert job.stored()[0] == STEPS
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("ranks", "script"), [(2, ("--plain",)), (4, ("--chunks", "2")), (2, ("--plain", "--chunks", "2"))]
-)
-def test_each_kind_of_pipeline_killed_in_each_phase_resumes_bit_for_bit(new_job, uninterrupted, ranks, script):
-    # the first save of each launch is planned, and not copied in the background
-    phases = (
-        ("snapshot.plan", 1),
-        ("snapshot.commit", 1),
-        ("snapshot.shards", 4),
-        ("overlap.copy", 7),
-        ("overlap.notify", 10),
-    )
-    kills = [kill(i % ranks, at=phase, step=step) for i, (phase, step) in enumerate(phases)]
-    kills += [kill(1, at="resume.verify"), kill(0, at="resume.load")]
-    survived(new_job().with_faults(*kills).run(*script, ranks=ranks, **PROGRAM), uninterrupted(*script, ranks=ranks))

@@ -26,7 +26,6 @@ OF_TWO_RANKS = [
     ("a bad stage", ["in_three_lines"], "a number, or a word"),
     ("loaded without", ["in_three_lines"], "has the stages 0, last, and this job no stages"),
     ("loaded as others", ["in_three_lines"], "has the stages 0, last, and this job the stages 0, 1"),
-    ("loaded with", ["in_three_lines"], "has no stages, and this job the stages 0"),
     ("plain, own names", SHARDED, "pipeline stages"),
 ]
 OF_TWO_GROUPS = [
@@ -34,8 +33,6 @@ OF_TWO_GROUPS = [
     ("equal names", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
     ("hybrid", ALL, RESUMED),
     ("flat", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
-    ("no shards", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
-    ("stages, own names", ["in_three_lines"], RESUMED),
     ("flat", SHARDED, "use_orig_params=True, or use fully_shard"),
     ("flat stages", ["in_three_lines"], "use_orig_params=True, or use fully_shard"),
 ]
