@@ -16,17 +16,12 @@ ALONE = DistributedSampler(Noise(), num_replicas=1, rank=0)
 IN_TURN = {"sampler": RandomSampler(Noise()), "shuffle": True}
 mistakes(
     lambda scene, options: ResumableDataLoader(Noise(), **options),
-    loader_with_sampler_and_shuffle=Row(IN_TURN, ConfigError, "a sampler | decides the order | leave shuffle"),
     loader_with_generator=Row(
         {"generator": torch.Generator()}, ConfigError, "generator | its state would not be saved | give seed"
     ),
     loader_typo=Row({"batchsize": 8}, TypeError, "'batchsize' | num_workers | did you mean 'batch_size'?"),
     loader_of_ranks=Row({"sampler": ALONE}, ConfigError, "DistributedSampler | num_replicas | leave the sampler out"),
     loader_without_a_batch=Row({"batch_size": 0}, ConfigError, "batch_size is 0 | 1 or more | give"),
-    loader_seeding_typo=Row(
-        {"seeding": "samples"}, ConfigError, "seeding is 'samples' | 'batch' or 'none' | did you mean 'sample'?"
-    ),
-    loader_that_accumulates_nothing=Row({"accumulate": 0}, ConfigError, "accumulate is 0 | 1 or more | give"),
 )
 
 

@@ -6,19 +6,15 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import torch
 from fsspec.registry import _registry
 
-from fastckpt.ddp import DdpCheckpointer, StorageType
-from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint
+from fastckpt.ddp import DdpCheckpointer
+from fastckpt.errors import ConfigError
 from tests.e2e.mistakes.table import WARNING, WORKS, Row, Scene, answered, mistakes, save, train
 
 mistakes(
     lambda scene, make: make(),
     directory_empty=Row(partial(train, ""), ConfigError, "checkpoint_dir is '' | a directory | such as 'checkpoints'"),
-    directory_none=Row(
-        partial(train, None), ConfigError, "checkpoint_dir is None | a directory | such as 'checkpoints'"
-    ),
     directory_that_cannot_be_made=Row(
         partial(save, "/proc/nope/checkpoints"),
         ConfigError,
@@ -28,12 +24,6 @@ mistakes(
         partial(save, "s4://bucket/run"), ConfigError, "s4://bucket/run | s4 | such as s3://bucket/run1"
     ),
 )
-
-
-@answered(ConfigError, "checkpoints is a file | a directory | give")
-def directory_is_a_file(scene: Scene) -> None:
-    Path(scene.directory).write_text("x")
-    save(scene.directory)
 
 
 @answered(ConfigError, "checkpoint of step 1 itself | directory that it is in | resume(step=1)")
@@ -76,26 +66,3 @@ def directory_whose_package_is_not_there(scene: Scene) -> None:
     scene.environment.delitem(sys.modules, "s3fs", raising=False)
     scene.environment.delitem(_registry, "s3", raising=False)  # a test before may have needed it
     save("s3://bucket/run")
-
-
-@answered(FastckptError, "this directory | one at a time | close that one first")
-def directory_of_two_checkpointers(scene: Scene) -> None:
-    with DdpCheckpointer(scene.directory):
-        DdpCheckpointer(scene.directory)
-
-
-@answered(NoLoadableCheckpoint, "checkpoint-2 | manifest.json | Restore one of them")
-def manifests_damaged(scene: Scene) -> None:
-    save(scene.directory, lambda c, n, state: c.save_checkpoint(n, state, storage_type=StorageType.DISK))
-    for manifest in Path(scene.directory).glob("checkpoint-*/manifest.json"):
-        manifest.write_text("{")
-    save(scene.directory)
-
-
-@answered(NoLoadableCheckpoint, "rank_0.pt | holds no checkpoint of fastckpt | resume_path=")
-def directory_of_flash_checkpoint(scene: Scene) -> None:
-    step = Path(scene.directory, "100")
-    step.mkdir(parents=True)
-    torch.save({"model": {"w": torch.ones(3)}, "step": 100}, step / "rank_0.pt")
-    Path(scene.directory, "dlrover_latest.txt").write_text("100")
-    save(scene.directory)
