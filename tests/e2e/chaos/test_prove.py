@@ -15,7 +15,7 @@ from fastckpt._core.policy.planned_kills import KINDS
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import Screen
 from fastckpt_run.proof.launch_command import read_command
-from fastckpt_run.proof.likely_causes import BACKGROUND, GENERATOR, OPTIMIZER, POSITION, PREFETCH, RESUME
+from fastckpt_run.proof.likely_causes import BACKGROUND, OPTIMIZER, POSITION, PREFETCH, RESUME
 from fastckpt_run.proof.proof import Proof, ProofPlan
 from fastckpt_run.views import proof_text
 from tests.cli.conftest import Fastckpt
@@ -56,10 +56,7 @@ def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_
     assert "PROVEN: with 3 kills" in text and "amid a persist" in text
 
 
-@pytest.mark.parametrize(
-    ("fault", "cause", "after"),
-    [("rng", GENERATOR, 1), ("prefetch", PREFETCH, 1), ("optimizer", OPTIMIZER, 2)],
-)
+@pytest.mark.parametrize(("fault", "cause", "after"), [("prefetch", PREFETCH, 1), ("optimizer", OPTIMIZER, 2)])
 def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, capsys, fault, cause, after):
     proof = prove(tmp_path, f"--fault={fault}", kills=1, seed=2, options=ALONE)
     [resumed] = proof.killed.history.loads
@@ -73,13 +70,12 @@ def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, 
     assert "128 of 128 elements differ, by " in text and "NOT EQUAL: with 1 kill" in text
 
 
-@pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.campaign)])
-def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys, twice: bool):
-    proof = prove(tmp_path, "--fault=random", kills=1, twice=twice, options=ALONE)
+def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys):
+    proof = prove(tmp_path, "--fault=random", kills=1, twice=True, options=ALONE)
     assert not proof.proven and proof.causes[0].name == BACKGROUND
     text = said(proof, capsys)
-    assert (proof.again is not None and not proof.again.equal) if twice else "before any kill" in text
-    assert ("two runs without kills differ, too" in text) is twice
+    assert proof.again is not None and not proof.again.equal
+    assert "two runs without kills differ, too" in text
 
 
 def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_path: Path, capsys):
@@ -91,18 +87,9 @@ def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_pa
     assert "checkpoints alone were compared" in text, "it logs no values"
 
 
-def test_a_script_that_cannot_be_started_again_is_not_proven(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=twice", kills=1, options=ALONE)
-    assert proof.killed.code == 1 and not proof.proven and proof.again is None
-    text = said(proof, capsys)
-    assert "ended with exit code 1" in text and "NOT PROVEN: with 1 kill" in text
-    assert "this cannot be started twice" in text
-
-
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        (["--fault=fails"], "fails without any kill: fastckpt-run ended with exit code 1"),
         (["--fault=unsaved"], "saves nothing"),
         (["--fault=fixed"], "it saves to /tmp/fixed, not to the directory that it was given"),
     ],
@@ -133,9 +120,7 @@ def test_a_forgotten_data_position_is_named_as_json(tmp_path: Path, fastckpt: Fa
     ("given", "why"),
     [
         (["--max-restarts=2", TRAIN], "--max-restarts is 2, which 3 kills use up"),
-        (["--nnodes=1:3", TRAIN], "proved on one host"),
         (["--nproc-per-node=2", "--kills=1", TRAIN], "--kills stands behind an option of fastckpt-run"),
-        (["nothing.py"], "there is no script nothing.py"),
     ],
 )
 def test_a_wrong_command_line_is_refused(given: list[str], why: str):

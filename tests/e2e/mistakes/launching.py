@@ -35,9 +35,7 @@ mistakes(
 )
 mistakes(
     lambda scene, arguments: main([*arguments, SCRIPT]),
-    option_of_another_kind=Row(
-        ["--fast-stop-grace", "ten"], SystemExit, "--fast-stop-grace is 'ten' | a number | give"
-    ),
+    option_of_another_kind=Row(["--fast-stop-grace", "ten"], SystemExit, "is 'ten' | a number | give"),
     option_typo=Row(
         ["--fast-slto", "2"], SystemExit, "no such option: --fast-slto | given in full | did you mean --fast-slots?"
     ),

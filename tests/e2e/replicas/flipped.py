@@ -49,42 +49,6 @@ def three_lines(args: argparse.Namespace) -> Parts:
     return model, optimizer, step, checkpointer.resume(), checkpointer
 
 
-def deepspeed(args: argparse.Namespace) -> Parts:
-    """The same of an engine of DeepSpeed, stage 0."""
-    from fastckpt._core.session import StorageType
-    from fastckpt.deepspeed import DeepSpeedCheckpointer
-    from tests.e2e.deepspeed import gloo  # noqa: F401 (for what it does)
-    from tests.e2e.deepspeed.engines import config, engine_of
-
-    torch.manual_seed(7)
-    engine = engine_of(nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5)), config(0))
-    checkpointer = DeepSpeedCheckpointer(engine, args.checkpoint_dir)
-    _, client = checkpointer.load_checkpoint(args.checkpoint_dir)
-
-    def step(inputs: torch.Tensor) -> torch.Tensor:
-        loss = engine(inputs).square().mean()
-        engine.backward(loss)
-        engine.step()
-        return loss
-
-    class Steps:
-        """Saves some steps, as `Checkpointer` does."""
-
-        def step(self, number: int) -> Any:
-            lasting = number % args.disk == 0
-            if lasting or number % args.memory == 0:
-                kind = StorageType.DISK if lasting else StorageType.MEMORY
-                return checkpointer.save_checkpoint(
-                    args.checkpoint_dir, client_state={"step": number}, storage_type=kind
-                )
-            return None
-
-        def close(self) -> None:
-            checkpointer.close()
-
-    return engine, engine.optimizer, step, client["step"] if client else 0, Steps()
-
-
 def flip(model: nn.Module, optimizer: torch.optim.Optimizer, chance: random.Random) -> str:
     """Flip a random bit of a parameter, or of a state of the optimizer."""
     tensors = {name: getattr(each, "_local_tensor", each) for name, each in model.named_parameters()}
@@ -101,18 +65,17 @@ def flip(model: nn.Module, optimizer: torch.optim.Optimizer, chance: random.Rand
 
 def train(args: argparse.Namespace) -> None:
     rank, log = dist.get_rank(), Log(args.out, dist.get_rank())
-    model, optimizer, do, step, checkpointer = (deepspeed if args.way == "deepspeed" else three_lines)(args)
+    model, optimizer, do, step, checkpointer = three_lines(args)
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    chance = random.Random(args.seed + restart)
-    after = args.at[restart] if restart < len(args.at) else chance.randint(*args.after)
-    flip_at = step + after if restart < max(args.flips, len(args.at)) else 0
+    chance = random.Random(1 + restart)
+    flip_at = step + args.at[restart] if restart < len(args.at) else 0
     log(loaded=step, tier="", start=[int(os.environ["FAULTS_LAUNCH"]), restart])
     while step < args.steps:
         step += 1
         inputs = torch.randn(6, 7, generator=torch.Generator().manual_seed(1000 * step + rank))
         torch.manual_seed(1000 * step + rank)
         loss = do(inputs)
-        if rank == args.rank and step == flip_at:
+        if rank == 1 and step == flip_at:
             log(flipped=flip(model, optimizer, chance))
         log(step=step, loss=loss.item().hex())
         if (result := checkpointer.step(step)) is not None:
@@ -129,12 +92,8 @@ def train(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = parser_of_all()
     parser.set_defaults(steps=400, memory=10, disk=50)
-    parser.add_argument("--way", default="ddp", help="ddp, hsdp or deepspeed")
-    parser.add_argument("--flips", type=int, default=0, help="in how many starts a bit flips")
-    parser.add_argument("--after", type=int, nargs=2, default=(1, 200), help="steps of a start after which it does")
+    parser.add_argument("--way", default="ddp", help="ddp or hsdp")
     parser.add_argument("--at", type=int, nargs="*", default=[], help="these steps of each start, one after the other")
-    parser.add_argument("--rank", type=int, default=1, help="the rank in which it does")
-    parser.add_argument("--seed", type=int, default=1)
     dist.init_process_group("gloo")
     train(parser.parse_args())
     dist.barrier()

@@ -21,23 +21,20 @@ from tests.faults.faults import kill
 PROGRAM = {"program": str(Path(__file__).with_name("unlike.py")), "FASTCKPT_PRELOAD": "auto"}
 
 
-@pytest.mark.parametrize("way", ["ddp", "broadcast", "fsdp2"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_each_rank_comes_back_with_its_own_after_kills(new_job: Jobs, way: str):
     whole = new_job("whole").run("--way", way, **PROGRAM)
     job = new_job().with_faults(kill(1, at="snapshot.fill", step=5), kill(0, at="snapshot.fill", step=9))
     job.run("--way", way, restarts=2, **PROGRAM)
     survived(job, whole, 12)
     assert [step for step, _ in job.resumes()] == [0, 4, 8] and "ranks have unlike" in job.text()
-    assert ("model.1.running_mean" in job.log(0)[-1]["unlike"]) == (way != "broadcast")
 
 
-@pytest.mark.parametrize(("way", "code"), [("ddp", 0), ("fsdp2", 1)])
-def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs, way: str, code: int):
-    job = new_job().run("--way", way, **PROGRAM)
-    job.start("--way", way, "--steps", "14", ranks=1, **PROGRAM)
-    assert (job.wait() != 0) == bool(code)
-    said = "optimizer.state.1.momentum, replay, and this job has 1" if way == "ddp" else "and this job has 1"
-    assert said in job.text() or "2 ranks saved their own of" in job.text(), job.text()
+def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs):
+    job = new_job().run("--way", "fsdp2", **PROGRAM)
+    job.start("--way", "fsdp2", "--steps", "14", ranks=1, **PROGRAM)
+    assert job.wait() != 0
+    assert "and this job has 1" in job.text(), job.text()
 
 
 def test_states_that_more_ranks_divide_than_saved_them_are_no_fault(new_job: Jobs):
@@ -167,14 +164,11 @@ def ranks_with(count: int, *wrong: tuple[int, str, str]) -> list[dict[str, str]]
     [
         pytest.param(ranks_with(3, (1, A, "x")), {A, B}, ReplicaFault([A], [1]), id="the one that most are not like"),
         pytest.param(ranks_with(2, (1, A, "x")), {A, B}, ReplicaFault([A], []), id="of two nobody knows which"),
-        pytest.param(ranks_with(2, (1, A, "x"), (1, B, "y")), {A, B}, None, id="two that train apart"),
         pytest.param(ranks_with(3, (1, A, "x"), (2, A, "y")), {A, B}, None, id="three that train apart"),
         pytest.param(ranks_with(4, (1, A, "x"), (3, A, "x")), {A, B}, None, id="two halves"),
         pytest.param(ranks_with(5, (1, A, "x"), (4, B, "y")), {A, B}, ReplicaFault([A, B], [1, 4]), id="two faults"),
-        pytest.param(ranks_with(3, (1, A, "x"), (1, B, "y")), {A, B}, ReplicaFault([A, B], [1]), id="all of one rank"),
         pytest.param(ranks_with(3, (1, A, "x")), {B}, None, id="unlike before"),
         pytest.param(ranks_with(3, (1, C, "x")), {A, B}, None, id="what may differ"),
-        pytest.param(ranks_with(3), {A, B}, None, id="all alike"),
         pytest.param([*ranks_with(3, (1, A, "x")), {}], {A, B}, ReplicaFault([A], [1]), id="a rank without a state"),
     ],
 )

@@ -9,8 +9,7 @@ from fastckpt._core.replicas.rank_differences import EVERY
 from tests.faults.conftest import Jobs
 
 PROGRAM = {"program": str(Path(__file__).with_name("flipped.py")), "FASTCKPT_PRELOAD": "auto"}
-RANKS = {"ddp": 3, "hsdp": 4, "deepspeed": 2}
-SEEDS = 50
+RANKS = {"ddp": 3, "hsdp": 4}
 
 
 @pytest.mark.parametrize("way", [*RANKS])
@@ -23,19 +22,3 @@ def test_a_flipped_bit_is_found_before_the_first_checkpoint_and_later_and_never_
     first, second = sorted({int(step) for step in re.findall(r"differs? at step (\d+)", text)})
     assert first == 50 and 270 < second <= 270 + 2 * EVERY and " repeated, 2 restarts, " in text
     assert ("(rank 1 on" in text) == (way == "ddp"), text
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("way", [*RANKS])
-def test_fifty_flips_in_ten_thousand_steps_are_found_and_nothing_else(new_job: Jobs, way: str):
-    whole, job = new_job("whole"), new_job()
-    whole.deadline = job.deadline = 1800.0
-    script = ("--way", way, "--steps", str(200 * SEEDS))
-    whole.run(*script, ranks=RANKS[way], **PROGRAM)
-    assert "unlike" not in whole.text() and len(whole.losses(0)) == 200 * SEEDS
-    flips = ("--flips", str(SEEDS), "--seed", "100")
-    job.run(*script, *flips, ranks=RANKS[way], restarts=SEEDS, **PROGRAM)
-    flipped = [line["flipped"] for line in job.log(1) if "flipped" in line]
-    assert len(flipped) == SEEDS == len([line for line in job.log(0) if "loaded" in line]) - 1, job.text()
-    assert job.ends() == whole.ends(), job.text()

@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -54,13 +53,11 @@ class WatchedJob:
     Attributes:
         folder: Has its checkpoints, and a folder ``tensorboard``.
         scrapes: What one reader found, in order.
-        counts: How many scrapes of a crowd were answered, and how many were turned away.
     """
 
     folder: Path
     output: str
     scrapes: list[tuple[float, str, str]]
-    counts: tuple[int, int]
 
     @property
     def checkpoints(self) -> Path:
@@ -74,29 +71,9 @@ def until(condition: Callable[[], object], what: str, text: Callable[[], str]) -
         time.sleep(0.01)
 
 
-def scrape_at_once(port: int, readers: int) -> tuple[int, int]:
-    """Of so many readers at the same time: how many were answered, and how many turned away."""
-    gate, answered, refused = threading.Barrier(readers), list[int](), list[int]()
-
-    def read() -> None:
-        gate.wait()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-                answered.append(len(answer.read()))
-        except OSError:
-            refused.append(1)
-
-    threads = [threading.Thread(target=read) for _ in range(readers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return len(answered), len(refused)
-
-
 @pytest.fixture(scope="package")
 def watched(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Iterator[WatchedJob]:
-    """Scraped from before its first worker to its end, by one that reads, one that never does, and a crowd."""
+    """Scraped from before its first worker to its end, by one that reads, and one that never does."""
     folder = tmp_path_factory.mktemp("watched")
     shm = Path("/dev/shm") / f"fastckpt-watched-{os.getpid()}"
     shm.mkdir(mode=0o700)
@@ -145,7 +122,6 @@ def _watch(job, folder: Path, scraper: Scraper, dead: socket.socket) -> WatchedJ
     until(lambda: reaches(40), "step 40", text)
     os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
     until(lambda: "died: SIGKILL" in text() or serves() is None, "the restart", text)
-    counts = scrape_at_once(scraper.port, 100)
     until(lambda: reaches(120), "step 120", text)
     (folder / "stop").touch()
     while job.poll() is None:
@@ -154,4 +130,4 @@ def _watch(job, folder: Path, scraper: Scraper, dead: socket.socket) -> WatchedJ
         except OSError:
             break
     assert job.wait(DEADLINE) == 0, text()
-    return WatchedJob(folder, text(), scraper.found, counts)
+    return WatchedJob(folder, text(), scraper.found)

@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-from fastckpt._core.memory.telemetry import PARTS
 from fastckpt._core.report import goodput
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.metric_table import BY_NAME, METRICS, Kind, parse_key
 from fastckpt_run.cli import main
-from tests.e2e.watch.conftest import DEADLINE, STEP_SECONDS, WatchedJob
+from tests.e2e.watch.conftest import WatchedJob
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -68,11 +67,9 @@ def check_both_formats_have_the_metrics_of_the_table_with_kind_unit_and_help(wat
                 assert metric.kind is Kind.HISTOGRAM or set(sample.labels) == set(metric.labels)
 
 
-def check_the_page_answers_before_the_first_worker_during_the_restart_and_to_a_crowd(watched: WatchedJob):
+def check_the_page_answers_before_the_first_worker_and_during_the_restart(watched: WatchedJob):
     first = next(scrapes(watched))
     assert first["fastckpt_workers", ()] == 0 and first["fastckpt_steps_total", ()] == 0
-    answered, refused = watched.counts
-    assert answered + refused == 100 and answered >= 10
     assert [*scrapes(watched)][-1]["fastckpt_restarts_total", ()] == 1
 
 
@@ -136,23 +133,6 @@ def check_values_of_the_script_arrive_by_name_and_rank_also_from_before_its_chec
     assert math.isnan(found["bad", "0"]) and found["train/lr", "0"] == 0.01
     assert last["values"]['fastckpt_user{name="bad",rank="1"}'] == "NaN"
     assert last["values"]['fastckpt_user_step{rank="0"}'] <= last["step"]
-
-
-def check_parts_of_steps_of_each_rank_add_up_to_about_a_step(watched: WatchedJob, last):
-    name = BY_NAME["fastckpt_rank_step_seconds"]
-    for rank in "01":
-        parts = [last["values"][name.key((rank, part))] for part in PARTS]
-        assert 0.9 * STEP_SECONDS < sum(parts) < DEADLINE and min(parts) >= 0
-
-
-def check_values_of_the_node_and_the_agent_are_there(watched: WatchedJob):
-    samples = [*scrapes(watched)][-1]
-    there = {name for name, _ in samples}
-    ours = {metric.name for metric in METRICS if metric.group in ("node", "agent")}
-    assert ours - {"fastckpt_node_processor_ratio"} <= there  # a part of the time between two looks, 10 s apart
-    disk = {dict(labels)["directory"] for name, labels in samples if name == "fastckpt_node_disk_bytes"}
-    assert disk == {str(watched.checkpoints.resolve())}
-    assert samples["fastckpt_agent_memory_bytes", ()] > 10 << 20
 
 
 def check_tensorboards_own_reader_finds_the_curves_of_each_start(watched: WatchedJob, last):
