@@ -1,7 +1,10 @@
 """Saves without a storage type: all reach memory, and storage as many as its speed allows."""
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -104,6 +107,34 @@ def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persiste
     away.rename(private)
     until(lambda: on_storage(directory)[-1] == 19, "the newest is durable")
     assert one.wait_latest_checkpoint(60) == 19 and not tally(ranks).asked
+
+
+def test_a_save_requested_during_a_successful_retry_is_persisted(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun, go_on = Event(), Event()
+
+    def held(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        sync(descriptor)
+
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    one.wait_latest_checkpoint(60)
+    private, away = directory / ".fastckpt", directory / "away"
+    private.rename(away)
+    private.touch()
+    assert one.save_checkpoint(2, state(2), storage_type=DISK)
+    until(lambda: tally(ranks).failures > 0, "a failure")
+    monkeypatch.setattr(os, "fsync", held)
+    monkeypatch.setattr(os, "fdatasync", held)
+    private.unlink()
+    away.rename(private)
+    assert begun.wait(60)
+    assert one.save_checkpoint(3, state(3), storage_type=DISK)
+    go_on.set()
+    assert one.wait_latest_checkpoint(60) == 3
 
 
 def test_default_saves_pending_at_the_end_of_the_job_become_durable_without_a_flush_too(

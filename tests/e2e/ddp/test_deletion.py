@@ -19,7 +19,7 @@ from fastckpt.ddp import (
     KeepTimeIntervalStrategy,
     StorageType,
 )
-from fastckpt.errors import ConfigError, NotLoadable, PersistError
+from fastckpt.errors import ConfigError, PersistError
 from tests.e2e.ddp.conftest import Ranks, on_storage, state, until
 
 
@@ -214,16 +214,6 @@ class TestUserStrategies:
         assert [step for step, _ in strategy.seen] == [1, 1, 4, 5, 6]
         assert on_storage(directory) == [5, 6]
         assert one.load_checkpoint()["step"] == 6
-
-    def test_a_user_strategy_is_called_for_every_checkpoint_despite_a_refused_save(self, ranks: Ranks, directory: Path):
-        strategy = Mine(directory)
-        (one,) = ranks.start(deletion_strategy=strategy)
-        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
-        until(lambda: ranks.saver.report()[0].persisted == 1, "step 1 is durable")
-        with pytest.raises(NotLoadable, match=r"state\['path'\]"):
-            one.save_checkpoint(2, {**state(2), "path": directory}, storage_type=StorageType.MEMORY)
-        one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
-        assert [step for step, _ in strategy.seen] == [1]
 
     def test_a_deletion_that_storage_refuses_does_not_end_training(
         self, ranks: Ranks, directory: Path, monkeypatch, said

@@ -5,7 +5,6 @@ import mmap
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from typing import Any
 
 import pytest
@@ -173,32 +172,6 @@ class TestSaves:
 
         monkeypatch.setattr(device_module, name, {"_stage": full, "room": unknown}[name])
         Training(ranks, device).holds_its_steps()
-
-    def test_device_tensors_of_all_dtypes_and_layouts_are_saved(self, ranks: Ranks, device: torch.device):
-        model = net(device)
-        for name, value in {
-            "none": torch.empty(0, 3),
-            "turned": torch.randn(70, 90).t(),
-            "scalar": torch.tensor(3.0),
-            "complex": torch.tensor(3 + 1j),
-        }.items():
-            model.register_parameter(f"a_{name}", torch.nn.Parameter(value.to(device)))
-        model.register_buffer("a_part", torch.ones(7, device=device)[3:5])
-        model.register_buffer("nothing", torch.empty(0, device=device))
-        make = partial(torch.optim.SGD, lr=torch.tensor(0.01, device=device), momentum=0.9)
-        training = Training(ranks, device, make, model)
-        training.halves = [model]
-        wanted: Any = None
-        for step in range(3):
-            training.learn()
-            on_host = torch.full((5000,), float(step))
-            state = training.state() | {"on_host": on_host}
-            wanted = reference(state)
-            assert training.one.save_checkpoint(step, state, storage_type=StorageType.MEMORY).saved
-            model.a_part.add_(1)
-            training.optimizer.param_groups[0]["lr"].mul_(2)
-            on_host.zero_()
-        assert_same(training.one.load_checkpoint(), wanted)
 
     def test_optimizers_that_step_in_several_streams_all_wait_for_the_copy(self, ranks: Ranks, device: torch.device):
         models = [net(device), net(device)]

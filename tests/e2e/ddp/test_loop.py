@@ -224,6 +224,10 @@ def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(
                 training.optimizer.zero_grad()
             training.checkpointer.step(step)
 
+    whole = Training(directory / "whole", every=100)
+    with whole.checkpointer as checkpointer:
+        checkpointer.resume()
+        micro_batches(whole, 1, 9)
     for begin, end in ((0, 3), (3, 5), (5, 9)):
         training = Training(directory, every=1, gradients=gradients)
         for parameter in training.model.parameters():
@@ -234,6 +238,8 @@ def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(
             grads = [parameter.grad is not None for parameter in training.model.parameters()]
             assert grads == [begin == 0 or (gradients and begin == 5)] * 2
             micro_batches(training, begin + 1, end)
+    same = [torch.equal(a, b) for a, b in zip(training.weights(), whole.weights(), strict=True)]
+    assert all(same) is gradients
     assert ("in the middle of accumulation, without the gradients" in said.text) is not gradients
 
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from fastckpt._core.client.collective import SingleRank
 from fastckpt._core.policy.frequency.failures import mean_time_between
-from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt.checkpointer import save_frequency
 from tests.e2e.ddp.conftest import on_storage
 from tests.e2e.ddp.test_loop import Training, saves
@@ -50,19 +49,6 @@ def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch
         training.steps(7, 8)
     assert on_storage(directory)[-1] == 8
     checkpointer.close()
-
-
-def test_each_restart_counts_as_one_failure_however_often_it_is_resumed():
-    first = FailureHistory("launch", 0)
-    assert first.failures == 0
-    assert first.mean_time_between_failures is None
-    third = FailureHistory("launch", 2, first.state())
-    assert third.failures == 2, "two in a row, without a save in between"
-    assert FailureHistory("launch", 2, third.state()).failures == 2, "resumed twice"
-    assert FailureHistory("launch", 3, third.state()).failures == 3
-    assert FailureHistory("another launch", 0, third.state()).failures == 2
-    assert FailureHistory("another launch", 1, third.state()).failures == 3
-    assert third.mean_time_between_failures is not None
 
 
 def test_a_job_that_ends_before_memory_is_ready_logs_no_warning_of_it(directory: Path, said: pytest.LogCaptureFixture):

@@ -42,22 +42,6 @@ def test_the_first_save_after_prepare_finds_its_images_mapped(tmp_path: Path, na
         assert checkpointer.load_checkpoint().keys() == state().keys()
 
 
-def test_a_job_that_has_loaded_from_storage_finds_the_images_of_its_first_save_mapped(tmp_path: Path) -> None:
-    state = {"w": torch.ones(100_000), "names": ["a"]}
-    with DdpCheckpointer(tmp_path) as checkpointer:
-        assert checkpointer.save_checkpoint(1, state, storage_type=StorageType.DISK)
-        checkpointer.wait_latest_checkpoint()
-    with DdpCheckpointer(tmp_path) as checkpointer:
-        assert torch.equal(checkpointer.load_checkpoint()["w"], state["w"])
-        assert checkpointer.loaded_from == "storage"
-        images = checkpointer._writer._snapshots._images._images
-        until(lambda: len(images) == 6)  # of model and rank, in three slots
-        before = {path: image._inode for path, image in images.items()}
-        for step in range(2, 5):
-            assert checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
-        assert {path: image._inode for path, image in images.items()} == before
-
-
 def test_the_first_save_without_prepare_takes_pages_that_were_made_during_the_first_steps(tmp_path: Path) -> None:
     model = torch.nn.Linear(1000, 500)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -2,13 +2,10 @@
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 
-from fastckpt._core.transfer.image import Image
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ArenaTooSmall, ConfigError, NoLoadableCheckpoint
 from tests.e2e.ddp.conftest import Ranks, run_script, state
@@ -69,26 +66,6 @@ def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(ran
     monkeypatch.setenv("FASTCKPT_SHM_DIR", "/nowhere")
     with pytest.raises(ConfigError, match="under /nowhere: No such file or directory"):
         ranks.start()
-
-
-def test_a_read_only_directory_for_arenas_is_refused(small_tmpfs, ranks: Ranks):
-    subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs(64))], check=True)
-    with pytest.raises(ConfigError, match=r"it cannot be written to\. Name another with --fast-shm-dir"):
-        ranks.start()
-
-
-def test_images_on_a_disk_are_not_pinned_for_devices(tmp_path: Path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("fastckpt._core.transfer.image.pin", lambda address, size, device: asked.append(size) or True)
-    monkeypatch.setattr("fastckpt._core.transfer.image.unpin", lambda address, device: asked.append(-1))
-    for folder, size in ((tmp_path, 1), (Path(os.environ["FASTCKPT_SHM_DIR"]), 2)):
-        path = folder / "image"
-        path.write_bytes(bytes(size))
-        image = Image(path)
-        image.pin(torch.device("cuda"))
-        image.close()
-        path.unlink()
-    assert asked == [2, -1]
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
