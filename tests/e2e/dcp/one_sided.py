@@ -148,9 +148,9 @@ def of_shards(folder: Path) -> dict[str, Case]:
     }
 
 
-def of_parts(folder: Path, make: Callable[[], nn.Module]) -> dict[str, Case]:
+def of_parts(folder: Path) -> dict[str, Case]:
     def run(*, fails: bool, saves: bool = False) -> None:
-        model = make()
+        model = fully_shard(nn.Linear(4, 4))
         sgd, part = torch.optim.SGD(model.parameters(), lr=0.1), Part(fails=fails)
         with Checkpointer(folder, model=model, optimizer=sgd, every=1, others={"part": part}, overlap=False) as one:
             step = one.resume()
@@ -276,8 +276,7 @@ def main() -> None:
     kinds: dict[str, Callable[[], dict[str, Case]]] = {
         "dcp": lambda: of_dcp(folder),
         "shards": lambda: of_shards(folder),
-        "sharded parts": lambda: of_parts(folder / "sharded", lambda: fully_shard(nn.Linear(4, 4))),
-        "replicated parts": lambda: of_parts(folder / "replicated", lambda: nn.Linear(4, 4)),
+        "sharded parts": lambda: of_parts(folder / "sharded"),
         "files": lambda: of_files(folder, victim),
         "saves": lambda: of_saves(folder),
         "refused": lambda: of_refused(folder),

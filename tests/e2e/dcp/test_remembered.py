@@ -117,15 +117,6 @@ def test_a_changed_model_or_optimizer_is_asked_for_its_state_dict_again(
     assert len(times) == 1
 
 
-def test_state_dicts_of_compiled_models_are_left_to_torch(training, monkeypatch):
-    model, optimizers = training
-    times = asked(monkeypatch)
-    compiled = torch.compile(model)
-    for _ in range(2):
-        assert parts(named_state(compiled, optimizers)) == parts(get_state_dict(compiled, optimizers))
-    assert len(times) == 2
-
-
 def test_a_state_dict_with_fewer_optimizers_equals_that_of_torch(training):
     model, optimizers = training
     named_state(model, optimizers)

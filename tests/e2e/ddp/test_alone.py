@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt._core.in_process_saver import stop_own_saver
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from fastckpt.errors import AgentLost
 from tests.e2e.ddp.conftest import Ranks, on_storage, run_script, state
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
@@ -72,19 +70,6 @@ def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks:
     assert result.saved
     assert on_storage(directory)[-1] == 2
     assert torch.load(directory / "checkpoint-2" / "rank_1.pt", weights_only=True)
-
-
-def test_a_promotion_without_a_launcher_does_not_end_training(tmp_path: Path) -> None:
-    checkpointer = DdpCheckpointer(tmp_path)
-    assert checkpointer.save_checkpoint(1, state(1), storage_type=MEMORY)
-    checkpointer._writer.link._channel.close()
-    result = checkpointer.save_checkpoint(1, state(1), storage_type=DISK)
-    assert result.saved
-    assert "the process that keeps the checkpoints in memory" in result.trouble
-    with pytest.raises(AgentLost):
-        checkpointer.wait_latest_checkpoint(1)
-    checkpointer.close()
-    stop_own_saver()  # it did not hear of the end either
 
 
 CLOSES_DESCRIPTORS = """

@@ -173,25 +173,6 @@ class TestSaves:
         monkeypatch.setattr(device_module, name, {"_stage": full, "room": unknown}[name])
         Training(ranks, device).holds_its_steps()
 
-    def test_optimizers_that_step_in_several_streams_all_wait_for_the_copy(self, ranks: Ranks, device: torch.device):
-        models = [net(device), net(device)]
-        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
-        state = {"models": [each.state_dict() for each in models]}
-        (one,) = ranks.start(overlap=optimizers)
-        for step in (0, 1):
-            for model, optimizer in zip(models, optimizers, strict=True):
-                optimizer.zero_grad()
-                model(torch.ones(16, 64, device=device)).square().sum().backward()
-                optimizer.step()
-            wanted = reference(state)
-            torch.accelerator.synchronize()
-            busy(device)
-            assert one.save_checkpoint(step, state, storage_type=StorageType.MEMORY).pending == (step > 0)
-        for optimizer in optimizers:
-            with torch.Stream(device):
-                optimizer.step()
-        assert_same(one.load_checkpoint(), wanted)
-
     def test_a_save_in_another_stream_than_the_steps_holds_the_state_of_its_step(
         self, ranks: Ranks, device: torch.device
     ):

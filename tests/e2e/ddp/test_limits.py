@@ -1,7 +1,6 @@
 """States that shared memory cannot hold: an error before anything is written, never a signal."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,7 +83,6 @@ def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(limite
     ("room", "sizes"),
     [
         (135, (15, 25, 10, 30, 30, 30, 5, 33, 33, 33)),  # into the last free memory
-        (40, (4, 4, 4, 4, 14, 14, 14, 14)),  # from three slots to two
         (40, (10.5,) * 4 + (11.4,) * 5),  # slightly, in scarce memory
     ],
 )
@@ -94,21 +92,6 @@ def test_a_state_that_grows_is_saved(limited: Limited, room: int, sizes: tuple[f
     for step, size in enumerate(sizes, 1):
         assert save(one, step, size), (step, size)
         assert float(one.load_checkpoint()["weights"][-1]) == step
-
-
-def test_a_third_slot_leaves_room_for_data_loaders_or_a_warning_says_so(limited: Limited, said):
-    """A third slot of 16 MiB would fit into docker's 64; the workers of a loader would find no room then, and die."""
-    one = limited(64)
-    shm = one._writer.link.arena.parent
-    for step in range(1, 6):
-        assert save(one, step, 15)
-    assert shutil.disk_usage(shm).free > 32 << 20
-    assert "two slots only" in said.text and "data loaders" not in said.text
-    for step in range(6, 11):
-        assert save(one, step, 17)
-    assert said.text.count(f"checkpoints take 34.1 MiB of 64.0 MiB in {shm}: data loaders with workers") == 1
-    assert "fail. Enlarge it (docker: --shm-size=128m;" in said.text
-    assert one.load_checkpoint()["step"] == 10
 
 
 def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path: Path) -> None:

@@ -112,18 +112,6 @@ class TestWaits:
         training.has_saved_step_1()
         assert ("overlap.wait", 1) not in held.said
 
-    def test_a_copy_that_leaves_all_cores_to_training_has_not_begun_before_training_waits(
-        self, ranks: Ranks, held: Held, patient: None
-    ):
-        held.holds = False
-        training = Training(ranks, leaves_none=True)
-        training.step()
-        assert [phase for phase, step in held.said if step == 1][:2] == ["overlap.wait", "overlap.copy"]
-        training.has_saved_step_1()
-        before = list(held.said)
-        training.step()  # without a pending save it waits for nothing
-        assert held.said == before
-
     def test_close_waits_for_the_background_copy(self, training: Training):
         slot = newest(training.one)[1].parent
         training.one.close()
@@ -157,19 +145,6 @@ class TestWaits:
         assert newest(training.one)[0] == 0
         training.step()
         assert newest(training.one)[0] == 1
-
-    def test_the_wait_for_a_background_copy_is_reported_as_stall_and_phase(self, ranks: Ranks, held: Held):
-        training = Training(ranks)
-        seen: list[str] = []
-
-        def read() -> Any:
-            return next(iter(ranks.saver.telemetry().values()))[0]
-
-        held.on["overlap.compare"] = lambda: seen.append(read().phase)
-        before = read().stalled
-        training.step()
-        assert seen == ["overlap.wait"]
-        assert read().stalled > before and read().phase == ""
 
 
 class TestTrouble:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NoLoadableCheckpoint, NotLoadable, StepError
+from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint, NotLoadable, StepError
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 from tests.e2e.ddp.conftest import said as said
 
@@ -86,16 +86,6 @@ def test_arguments_that_mix_both_forms_of_save_checkpoint_are_refused(checkpoint
             checkpointer.save_checkpoint(1, **wrong)
 
 
-def test_a_checkpointer_before_init_process_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(FastckptError, match="init_process_group first"):
-        FsdpShardCheckpointer(tmp_path)
-    monkeypatch.delenv("RANK")
-    with FsdpShardCheckpointer(tmp_path) as checkpointer:
-        assert checkpointer.save_checkpoint(1, {"n": 1}, storage_type=StorageType.MEMORY)
-
-
 def test_a_state_dict_loads_by_dcp_with_the_storage_reader(checkpointer: Made, tmp_path: Path):
     assert checkpointer.get_storage_reader() is None
     state = {"w": torch.arange(5.0), "deep": {"n": 3}}
@@ -169,24 +159,6 @@ def test_a_damaged_shard_that_no_digest_tells_of_is_passed_over_for_the_step_bef
         assert (checkpointer.loaded_step, same(training.state, before)) == (1, True)
         assert "not resumed from step 2 of history 1 in storage (rank 0: RuntimeError" in said.text
     assert (tmp_path / "run" / "checkpoint-2").exists(), "nothing shows that its bytes are not those that were saved"
-
-
-def test_checkpoints_of_stock_dcp_load_into_fsdp_models(checkpointer: Made, tmp_path: Path):
-    training, other = Training().step(), Training(4)
-    from fastckpt.dcp.state_dicts import sharded_state
-
-    dcp.save(sharded_state(training.model, (training.optimizer,)) | {"n": 5}, checkpoint_id=tmp_path / "stock")
-    assert checkpointer.load_checkpoint(other.model, other.optimizer, tmp_path / "stock") == {"n": 5}
-    assert same(other.state, training.state)
-
-
-def test_a_state_whose_structure_changes_is_saved(checkpointer: Made):
-    for step in range(1, 7):  # alone a rank need not wait for others
-        weight = torch.full((3,) if step < 3 else (4,), step, dtype=torch.float32 if step < 5 else torch.bfloat16)
-        assert checkpointer.save_checkpoint(step, {"w": weight, "n": [step] * 5}, storage_type=StorageType.MEMORY)
-    loaded = {"w": torch.zeros(4, dtype=torch.bfloat16), "n": None}
-    dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
-    assert loaded["n"] == [6] * 5 and bool((loaded["w"] == 6).all())
 
 
 def test_values_that_compare_equal_but_differ_are_saved_as_they_are(checkpointer: Made):

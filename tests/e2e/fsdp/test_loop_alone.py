@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint, NotLoadable
-from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
+from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
 from tests.e2e.dcp.states import same
 from tests.e2e.ddp.conftest import directory as directory
 
@@ -120,38 +120,6 @@ def test_a_sharded_loop_resumes_bit_for_bit(directory: Path, updates: int):
 def _with_state(step: int, updates: int) -> list[int]:
     """How many parameters of each optimizer have one: not those that are not used, nor before the first step."""
     return [2 if step >= updates else 0, 2 if step // updates * updates >= 4 else 0]
-
-
-class ByHand:
-    """Saves a training run with a checkpointer of FSDP, in each step."""
-
-    def __init__(self, checkpointer: Any, training: Training) -> None:
-        self._checkpointer, self._training = checkpointer, training
-
-    def step(self, step: int) -> None:
-        training = {"model": self._training.model, "optimizer": self._training.optimizers}
-        assert self._checkpointer.save_checkpoint(step, **training)
-
-
-@pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
-def test_a_sharded_training_saved_by_hand_resumes_bit_for_bit(directory: Path, kind: type[Any]):
-    whole = Training(directory / "whole", every=1000)
-    with whole.checkpointer as checkpointer:
-        checkpointer.resume()
-        whole.steps(1, 5, 1)
-    for last in range(1, 6):
-        part = Training(directory / "unused", seed=last if last > 1 else 0)
-        part.checkpointer.close()
-        with kind(directory / "parts") as checkpointer:
-            part.model.first.requires_grad_(False)  # what is frozen at first has a state, too
-            checkpointer.load_checkpoint(part.model, part.optimizers)
-            assert checkpointer.loaded_step == (last - 1 or -1)
-            assert [len(each.state) for each in part.optimizers] == _with_state(last - 1, 1)
-            part.model.first.requires_grad_(True)
-            part.scheduler.last_epoch = last - 1
-            part.checkpointer = ByHand(checkpointer, part)  # type: ignore[assignment]
-            part.steps(last, last, 1)
-    assert same(*[_whole([t.model.state_dict(), *[o.state_dict() for o in t.optimizers]]) for t in (part, whole)])
 
 
 def test_parameters_frozen_at_resume_keep_their_optimizer_states(directory: Path):
@@ -435,11 +403,6 @@ def test_a_manual_checkpointer_loads_checkpoints_of_a_sharded_loop(directory: Pa
         assert checkpointer.resume() == 6
     assert torch.equal(average.weight.full_tensor(), training.average.weight.full_tensor())
     assert same(_whole(other.optimizers[1].state_dict()), _whole(training.optimizers[1].state_dict()))
-    with Training(directory, others={"lacks": Value()}).checkpointer as checkpointer:
-        before = _whole(checkpointer._frequency._model.state_dict())
-        with pytest.raises(ConfigError, match="the checkpoint has no lacks; it has "):
-            checkpointer.resume()
-        assert same(_whole(checkpointer._frequency._model.state_dict()), before), "nothing is loaded"
 
 
 def test_gradients_are_loaded_in_the_same_sharding_only(directory: Path, monkeypatch: pytest.MonkeyPatch):

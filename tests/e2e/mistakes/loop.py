@@ -38,9 +38,6 @@ LOADER = DataLoader(Noise(), batch_size=8, shuffle=True)
 mistakes(
     lambda scene, given: train(scene.directory, **given),
     plain_loader=Row({"data": LOADER}, ConfigError, "data=DataLoader | no state_dict | Use ResumableDataLoader"),
-    optimizer_class=Row(
-        {"optimizer": torch.optim.AdamW}, ConfigError, "optimizer is the class AdamW | state_dict | AdamW(...)"
-    ),
     step_without_resume=Row({"resume": False}, FastckptError, "step 1 | before the first step | call resume()"),
     step_that_never_counts=Row(
         {"number": lambda _: 1}, WARNING, "step 1 was given | each step once | count on from resume()"
@@ -113,10 +110,6 @@ def end_without_close(scene: Scene) -> None:
     scene.printed.append(output.read_text())
 
 
-def other_model() -> dict[str, object]:
-    return {"model": network(width=6)}
-
-
 def other_data() -> dict[str, object]:
     return {"data": ResumableDataLoader(Noise(50), batch_size=8, shuffle=True)}
 
@@ -133,7 +126,6 @@ def trained_again(scene: Scene, given: Callable[[], dict[str, object]]) -> None:
 
 mistakes(
     trained_again,
-    model_grew=Row(other_model, ConfigError, "model | size mismatch | give the model that was saved"),
     other_data=Row(other_data, ConfigError, "sample 24 of 64 | here that epoch has 50 | Give the data set"),
     scheduler_added=Row(scheduler_added, ConfigError, "no scheduler | it has model | Give the parts that were saved"),
 )
