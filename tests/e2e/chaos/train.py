@@ -58,13 +58,9 @@ if fault != "fresh" and (loaded := checkpointer.load_checkpoint()):
         position = own["position"]
     noise.set_state(own["noise"])
     step = loaded["step"]
-ahead = batch() if fault == "prefetch" else None
 while step < arguments.steps:
     step += 1
-    if ahead is not None:
-        inputs, ahead = ahead, batch()
-    else:
-        inputs = batch()
+    inputs = batch()
     if fault == "random":
         inputs = inputs + torch.rand(1, generator=torch.Generator().manual_seed(int.from_bytes(os.urandom(4))))
     inputs = inputs + 0.1 * torch.randn(inputs.shape, generator=noise)
@@ -76,7 +72,7 @@ while step < arguments.steps:
     optimizer.step()
     if not arguments.quiet:
         metrics.log(step, {"loss": loss})
-    if fault != "unsaved" and (step % arguments.memory == 0 or step % arguments.disk == 0):
+    if step % arguments.memory == 0 or step % arguments.disk == 0:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
         place = StorageType.MEMORY if step % arguments.disk else StorageType.DISK
         checkpointer.save_checkpoint(

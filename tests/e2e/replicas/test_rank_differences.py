@@ -14,9 +14,9 @@ from fastckpt._core.replicas.own_entries import ABSENT, ALONE, THERE, entries, o
 from fastckpt._core.replicas.rank_differences import EVERY, RankDifferences
 from fastckpt._core.replicas.replica_faults import ReplicaFault, replica_fault, unlike_entries
 from fastckpt._core.replicas.state_digest import digest_of, sum_of_words
-from tests.e2e.fsdp.test_loop import survived
 from tests.faults.conftest import Jobs
 from tests.faults.faults import kill
+from tests.faults.jobs import assert_all_injected
 
 PROGRAM = {"program": str(Path(__file__).with_name("unlike.py")), "FASTCKPT_PRELOAD": "auto"}
 
@@ -26,7 +26,9 @@ def test_each_rank_comes_back_with_its_own_after_kills(new_job: Jobs, way: str):
     whole = new_job("whole").run("--way", way, **PROGRAM)
     job = new_job().with_faults(kill(1, at="snapshot.fill", step=5), kill(0, at="snapshot.fill", step=9))
     job.run("--way", way, restarts=2, **PROGRAM)
-    survived(job, whole, 12)
+    assert_all_injected(job)
+    assert (job.ends(), [*map(job.losses, (0, 1))]) == (whole.ends(), [*map(whole.losses, (0, 1))]), job.text()
+    assert job.stored()[0] == 12
     assert [step for step, _ in job.resumes()] == [0, 4, 8] and "ranks have unlike" in job.text()
 
 

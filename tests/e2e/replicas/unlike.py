@@ -1,7 +1,4 @@
-"""A training of which ranks have unlike parts: averages of BatchNorm, states of an optimizer, a replay buffer.
-
-Its log and its end are those of ``tests/e2e/fsdp/loop.py``.
-"""
+"""A training of which ranks have unlike parts: averages of BatchNorm, states of an optimizer, a replay buffer."""
 
 import argparse
 import os
