@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt import Checkpointer
 from fastckpt.ddp import StorageType
-from fastckpt.errors import NoLoadableCheckpoint
 from tests.e2e.ddp.conftest import Ranks, state
 
 
@@ -31,15 +29,6 @@ def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(ran
     ranks.end()
     ranks.start(2)
     assert ranks.resume() == [(101, "storage")] * 2, "our own beside it is loaded"
-
-
-def test_the_loop_api_refuses_a_foreign_checkpoint(theirs: Path):
-    model = torch.nn.Linear(2, 2)
-    with (
-        Checkpointer(theirs, model=model) as checkpointer,
-        pytest.raises(NoLoadableCheckpoint, match="Flash Checkpoint"),
-    ):
-        checkpointer.resume()
 
 
 def test_logs_and_configurations_are_a_fresh_start(ranks: Ranks, directory: Path):

@@ -40,28 +40,3 @@ def test_the_first_save_after_prepare_finds_its_images_mapped(tmp_path: Path, na
             assert checkpointer.save_checkpoint(step, state(), storage_type=StorageType.MEMORY)
         assert {path: image._inode for path, image in images.items()} == before
         assert checkpointer.load_checkpoint().keys() == state().keys()
-
-
-def test_the_first_save_without_prepare_takes_pages_that_were_made_during_the_first_steps(tmp_path: Path) -> None:
-    model = torch.nn.Linear(1000, 500)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        model(torch.randn(4, 1000)).sum().backward()
-        optimizer.step()
-
-    with DdpCheckpointer(tmp_path) as checkpointer:
-        arena = checkpointer._writer.link.arena
-        step()
-        assert not [*arena.glob("slot-*/.begun-model.pt")]
-        step()
-        sizes = [4 * 3 * (1000 * 500 + 500) + 8] * 3
-        until(lambda: [path.stat().st_size for path in arena.glob("slot-*/.begun-model.pt")] == sizes)
-        begun = {path.parent: path.stat() for path in arena.glob("slot-*/.begun-model.pt")}
-        for number in range(3):
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "more": torch.ones(10_000)}
-            assert checkpointer.save_checkpoint(number, state, storage_type=StorageType.MEMORY)
-        until(lambda: not [*arena.glob("slot-*/.begun-model.pt")])
-        taken = {path.parent: path.stat().st_ino for path in arena.glob("slot-*/model.pt")}
-        assert taken == {slot: status.st_ino for slot, status in begun.items()}
-        assert torch.equal(checkpointer.load_checkpoint()["model"]["weight"], model.weight)

@@ -4,7 +4,6 @@ import ctypes
 import random
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,23 +78,6 @@ def test_a_swap_of_a_single_value_is_detected_when_everything_is_digested(ranks:
         with pytest.raises(OverlapError, match=f"'{name}'.* changed between the save of step {step}"):
             training.one.wait_latest_checkpoint()
     assert newest(training.one) is None
-
-
-def test_a_save_with_swaps_at_any_time_is_never_committed_torn(ranks: Ranks):
-    """Swaps begin and end wherever the copy is; benchmarks/swaps.py makes a thousand."""
-    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
-    training = Training(ranks, model=model).proven()
-    for step in range(1, 16):
-        training.one._writer.overlap.defer([training.optimizer])  # as if it had not been turned off
-        wanted = reference(training.state())
-        assert training.save(step).pending
-        time.sleep(random.random() * 0.02)
-        for _ in diffusers(model):
-            pass
-        training.one._writer.overlap.wait()
-        found, got = in_memory(training.one)
-        if found == step:
-            assert_same(got, wanted)
 
 
 def copies_of(*tensors: torch.Tensor) -> tuple[list[Any], list[torch.Tensor]]:

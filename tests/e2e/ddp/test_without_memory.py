@@ -32,15 +32,6 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_arenas_without_memory_are_in_the_temporary_directory(without_memory, ranks: Ranks):
-    (one,) = ranks.start()
-    assert one.save_checkpoint(1, state(1, MEBI), storage_type=StorageType.MEMORY)
-    assert one._writer.link.arena.parent == Path(os.environ["TMPDIR"])
-    assert one.save_checkpoint(2, state(2, MEBI), storage_type=StorageType.DISK)
-    assert one.wait_latest_checkpoint(60) == 2
-    assert float(one.load_checkpoint()["weights"].sum()) == 2 * MEBI
-
-
 def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(
     small_disk, without_memory, ranks: Ranks, monkeypatch
 ):
