@@ -162,23 +162,6 @@ def test_close_waits_for_a_copy_in_progress(tmp_path: Path):
         assert "the checkpointer is closed" in str(error)
 
 
-def test_staging_waits_for_pending_writes_of_a_device(
-    writer: SharedMemoryWriter, stager: SharedMemoryStager, monkeypatch: pytest.MonkeyPatch
-):
-    """It was launched in a stream of the training thread; DCP's thread has another."""
-    values = state(1)
-
-    class Written:
-        def synchronize(self) -> None:
-            values["model"]["weight"].fill_(2)
-
-    monkeypatch.setattr("fastckpt.dcp.stager._all_launched", Written)
-    future = dcp.async_save(values, storage_writer=writer, checkpoint_id="1", async_stager=stager)
-    spoil(values)
-    future.result(DEADLINE)
-    assert torch.equal(load(writer)["model"]["weight"], state(2)["model"]["weight"])
-
-
 @pytest.mark.gpu
 def test_staging_waits_for_the_stream_of_training(writer: SharedMemoryWriter, stager: SharedMemoryStager):
     found = torch.accelerator.current_accelerator()

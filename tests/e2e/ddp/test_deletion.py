@@ -69,13 +69,6 @@ class TestBuiltInStrategies:
             ranks.end()
         assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
 
-    def test_a_union_of_strategies_refuses_other_objects(self, directory: Path):
-        mine, two = Mine(directory), KeepLatestStepStrategy(2, str(directory))
-        with pytest.raises(ConfigError, match="Mine cannot be part of a KeepAnyStrategy"):
-            KeepAnyStrategy(two, mine)
-        with pytest.raises(ConfigError, match="all the same directory"):
-            KeepAnyStrategy(two, KeepLatestStepStrategy(2, str(directory / "other")))
-
     def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(
         self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
     ):

@@ -26,15 +26,12 @@ mistakes(
     state_with_a_model=Row(
         lambda n, _: (n, {"model": network()}), NotLoadable, "state['model'] | weights_only | state_dict()"
     ),
-    model_as_state=Row(lambda n, _: (n, network()), TypeError, "state_dict is a Sequential | a dict | state_dict()"),
 )
 mistakes(
     lambda scene, options: save(scene.directory, lambda c, n, state: c.save_checkpoint(n, state, **options)),
     storage_type_as_text=Row(
         {"storage_type": "disk"}, ConfigError, "storage_type is 'disk' | MEMORY or | did you mean StorageType.DISK?"
     ),
-    rank_state_list=Row({"rank_state": [1, 2]}, TypeError, "rank_state is a list | a dict | such as {"),
-    metric_as_text=Row({"metrics": {"loss": "low"}}, ConfigError, "'low' | a number | give"),
     metrics_as_number=Row({"metrics": 0.5}, ConfigError, "metrics is 0.5 | numbers by name | such as {'loss': 0.5}"),
 )
 mistakes(
@@ -70,11 +67,6 @@ def resume_path_that_is_not_there(scene: Scene) -> None:
 def resume_path_as_number(scene: Scene) -> None:
     with DdpCheckpointer(scene.directory) as checkpointer:
         checkpointer.load_checkpoint(100)
-
-
-@answered(TypeError, "timeout is '60' | seconds, 0 or more | give")
-def timeout_as_text(scene: Scene) -> None:
-    save(scene.directory, lambda c, *_: c.wait_latest_checkpoint("60"))
 
 
 @answered(FastckptError, "the checkpointer is closed | after close() | make another")

@@ -1,14 +1,12 @@
 """Mistakes with the three lines: fastckpt.Checkpointer, resume() and step()."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
 
 from fastckpt import Checkpointer
-from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError, FastckptError, StepError
 from tests.e2e.mistakes.table import (
     TWO_RANKS,
@@ -50,28 +48,9 @@ mistakes(
 )
 
 
-def made(scene: Scene, given: Callable[[], dict[str, object]]) -> None:
-    Checkpointer(scene.directory, **given())
-
-
-mistakes(
-    made,
-    keyword_typo=Row(
-        lambda: {"model": network(), "optimiser": 1},
-        TypeError,
-        "'optimiser' | deletion_strategy | did you mean 'optimizer'?",
-    ),
-    model_state=Row(
-        lambda: {"model": network().state_dict()},
-        ConfigError,
-        "model is an OrderedDict | torch.nn.Module | give the module",
-    ),
-    overlap_optimizer=Row(
-        lambda: parts(overlap=parts()["optimizer"]),
-        ConfigError,
-        "overlap is an AdamW | True or False | the optimizers are known",
-    ),
-)
+@answered(TypeError, "'optimiser' | deletion_strategy | did you mean 'optimizer'?")
+def keyword_typo(scene: Scene) -> None:
+    Checkpointer(scene.directory, model=network(), optimiser=1)
 
 
 @answered(TypeError, "3 were given | takes checkpoint_dir by position | give the others by name")
@@ -110,25 +89,11 @@ def end_without_close(scene: Scene) -> None:
     scene.printed.append(output.read_text())
 
 
-def other_data() -> dict[str, object]:
-    return {"data": ResumableDataLoader(Noise(50), batch_size=8, shuffle=True)}
-
-
-def scheduler_added() -> dict[str, object]:
-    given = parts()
-    return given | {"scheduler": torch.optim.lr_scheduler.StepLR(given["optimizer"], 1)}
-
-
-def trained_again(scene: Scene, given: Callable[[], dict[str, object]]) -> None:
+@answered(ConfigError, "no scheduler | it has model | Give the parts that were saved")
+def scheduler_added(scene: Scene) -> None:
     train(scene.directory)
-    train(scene.directory, **given())
-
-
-mistakes(
-    trained_again,
-    other_data=Row(other_data, ConfigError, "sample 24 of 64 | here that epoch has 50 | Give the data set"),
-    scheduler_added=Row(scheduler_added, ConfigError, "no scheduler | it has model | Give the parts that were saved"),
-)
+    given = parts()
+    train(scene.directory, **given | {"scheduler": torch.optim.lr_scheduler.StepLR(given["optimizer"], 1)})
 
 
 @answered(FastckptError, "2 ranks | resume | torch.distributed.init_process_group")

@@ -22,7 +22,7 @@ from fastckpt._core.native.folder_checkpointer import (
 from fastckpt._core.retention import KeepLatestStepStrategy
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
+from fastckpt.errors import BadCheckpoint, ConfigError
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 NEEDS = RequiredFiles("state.json", "optimizer/rank_0.pt")
@@ -111,39 +111,6 @@ def test_a_step_saved_under_two_names_is_at_both(directory):
         with FolderCheckpointer(directory, NEEDS) as one, one.find(directory / name) as found:
             assert found.path.name == name
             check(found.path, 3)
-
-
-def test_checkpoints_of_the_stock_framework_are_loaded_in_place(directory, tmp_path):
-    theirs = tmp_path / "theirs"
-    (theirs / "optimizer").mkdir(parents=True)
-    (theirs / "state.json").write_text("{}")
-    with FolderCheckpointer(directory, NEEDS) as one:
-        with one.find(theirs) as found:
-            assert found.path == theirs and found.step == -1
-        with pytest.raises(BadCheckpoint, match="cannot be loaded"):
-            one.find(tmp_path / "nothing")
-
-
-def test_damage_of_each_file_in_memory_and_on_storage_is_detected(directory):
-    with FolderCheckpointer(directory, NEEDS) as one:
-        for step in (1, 2):
-            one.save_checkpoint(step, files(step), DISK)
-            one.wait_latest_checkpoint()
-    path = directory / "checkpoint-2" / "state.json"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
-        check(found.path, 1)
-    assert [place.name.startswith("quarantine") for place in (directory / ".fastckpt").glob("quarantine*")] == [True]
-
-
-def test_a_framework_with_checkpoints_of_another_kind_is_no_fresh_start(directory):
-    with FolderCheckpointer(directory, NEEDS) as one:
-        one.save_checkpoint(1, files(1), DISK)
-    other = FolderCheckpointer(directory, RequiredFiles("other.json", "other.json"))
-    with other, pytest.raises(NoLoadableCheckpoint, match="is of another kind of checkpointer"):
-        other.find()
 
 
 def test_saves_whose_files_change_names_and_sizes_hold_their_own(directory):

@@ -5,9 +5,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,46 +13,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from fastckpt import Checkpointer
 from fastckpt._core.replicas import rank_differences
+from fastckpt.ddp import settle
 from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.programs.fsdp import build, full_state
 
 warnings.filterwarnings("ignore")
 rank_differences.SHARE = 1.0  # a comparison is due after as many steps in each run, however slow the machine is
-Parts = tuple[nn.Module, Any, Callable[[torch.Tensor], Any], int, Callable[[int], Any]]
-
-
-def three_lines(args: argparse.Namespace) -> Parts:
-    """DDP, or HSDP; what does a step, the step that was loaded, and what ends one."""
-    from fastckpt import Checkpointer
-    from fastckpt.ddp import settle
-
-    if args.way == "hsdp":
-        model = build("hsdp")
-    else:
-        torch.manual_seed(7)
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5)))
-        settle(model, lambda: model(torch.ones(6, 7)).sum().backward())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    every = {"memory": args.memory, "storage": args.disk}
-    checkpointer = Checkpointer(args.checkpoint_dir, model=model, optimizer=optimizer, every=every)
-
-    def step(inputs: torch.Tensor) -> torch.Tensor:
-        loss = model(inputs).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return model, optimizer, step, checkpointer.resume(), checkpointer
 
 
 def flip(model: nn.Module, optimizer: torch.optim.Optimizer, chance: random.Random) -> str:
     """Flip a random bit of a parameter, or of a state of the optimizer."""
-    tensors = {name: getattr(each, "_local_tensor", each) for name, each in model.named_parameters()}
+    tensors = dict(model.named_parameters())
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
-            tensors[f"{name} {key}"] = getattr(value, "_local_tensor", value)
+            tensors[f"{name} {key}"] = value
     name = chance.choice([name for name, each in tensors.items() if each.numel() > 1])
     numbers = tensors[name].detach().reshape(-1).view(torch.int32)
     # One of the least flips in vain: rounding makes it good again within some steps.
@@ -65,7 +38,13 @@ def flip(model: nn.Module, optimizer: torch.optim.Optimizer, chance: random.Rand
 
 def train(args: argparse.Namespace) -> None:
     rank, log = dist.get_rank(), Log(args.out, dist.get_rank())
-    model, optimizer, do, step, checkpointer = three_lines(args)
+    torch.manual_seed(7)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(7, 12), nn.GELU(), nn.Linear(12, 5)))
+    settle(model, lambda: model(torch.ones(6, 7)).sum().backward())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    every = {"memory": args.memory, "storage": args.disk}
+    checkpointer = Checkpointer(args.checkpoint_dir, model=model, optimizer=optimizer, every=every)
+    step = checkpointer.resume()
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     chance = random.Random(1 + restart)
     flip_at = step + args.at[restart] if restart < len(args.at) else 0
@@ -74,25 +53,23 @@ def train(args: argparse.Namespace) -> None:
         step += 1
         inputs = torch.randn(6, 7, generator=torch.Generator().manual_seed(1000 * step + rank))
         torch.manual_seed(1000 * step + rank)
-        loss = do(inputs)
+        loss = model(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
         if rank == 1 and step == flip_at:
             log(flipped=flip(model, optimizer, chance))
         log(step=step, loss=loss.item().hex())
         if (result := checkpointer.step(step)) is not None:
             log(due=step, done=bool(result))
     checkpointer.close()
-    if args.way == "hsdp":
-        full = full_state(model, optimizer)
-        state = full if rank == 0 else {}
-    else:
-        state = {name: each.detach() for name, each in model.named_parameters()}
+    state = {name: each.detach() for name, each in model.named_parameters()}
     (args.out / f"end.{rank}").write_text(digest(state))
 
 
 if __name__ == "__main__":
     parser = parser_of_all()
     parser.set_defaults(steps=400, memory=10, disk=50)
-    parser.add_argument("--way", default="ddp", help="ddp or hsdp")
     parser.add_argument("--at", type=int, nargs="*", default=[], help="these steps of each start, one after the other")
     dist.init_process_group("gloo")
     train(parser.parse_args())
