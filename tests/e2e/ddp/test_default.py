@@ -55,17 +55,6 @@ def test_with_storage_at_a_twentieth_of_the_save_rate_memory_skips_none(slow, ra
     assert not (counts.asked or counts.skips or counts.lacking)
 
 
-def test_with_type_disk_every_accepted_save_becomes_durable_at_the_rate_that_was_set(slow, ranks, directory):
-    """A limit can only be too slow on a busy machine, so a bound from below always holds."""
-    start = time.monotonic()
-    skipped = save_all(slow, SAVES, storage_type=DISK)
-    slow.wait_latest_checkpoint(60)
-    counts = tally(ranks)
-    assert len(on_storage(directory)) == counts.persisted == SAVES - skipped < SAVES / 2
-    assert counts.skips.total() == skipped and counts.overtaken == 0
-    assert time.monotonic() - start > (counts.persisted - 1) * SIZE / 1e6 - 0.1
-
-
 def test_the_newest_default_save_is_persisted_though_memory_saves_are_newer(slow, ranks, directory):
     slow.save_checkpoint(1, state(1, LARGE))
     slow.save_checkpoint(2, state(2, LARGE))

@@ -556,16 +556,6 @@ class TestRollback:
         ranks.start_workers(2)
         assert ranks.resume(old) == [(57, "memory")] * 2
 
-    def test_after_a_rollback_bad_memory_falls_back_to_storage_then_to_the_path(self, ranks: Ranks, old: Path):
-        save(ranks, 52)
-        flip(digested(ranks, 52) / "model.pt")
-        self.restart(ranks)
-        assert ranks.resume(old) == [(52, "storage")] * 2
-        flip(ranks.directory / "checkpoint-52" / "model.pt")
-        self.restart(ranks)
-        assert ranks.resume(old) == [(50, "storage")] * 2
-        assert len(quarantined(ranks)) == 1
-
     def test_a_new_launch_with_a_rollback_path_goes_back_to_it(self, ranks: Ranks, old: Path):
         assert relaunch(ranks) == [100, 100]  # nothing has changed before the first save
         ranks.load(old)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 
 from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError
-from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
+from fastckpt.fsdp import FsdpFullCheckpointer, StorageType
 
 warnings.filterwarnings("ignore")
 GROUPS: list[dist.ProcessGroup] = []
@@ -94,15 +94,6 @@ OF_TWO_GROUPS = OF_ALL | {
 }
 
 
-AS_IN_THREE_LINES = (
-    "a bad stage",
-    "loaded without",
-    "loaded as others",
-    "flat stages",
-)
-"""Cases in which a checkpointer that is called by hand does what it does in a loop."""
-
-
 def in_three_lines(folder: Path, case: Case, rank: int) -> str:
     job = case.job(rank)
     options: dict[str, Any] = {"every": 1, "stage": case.stage(rank)}
@@ -114,20 +105,6 @@ def in_three_lines(folder: Path, case: Case, rank: int) -> str:
     options["stage"] = case.stage(rank, again=True)
     with Checkpointer(folder, model=again.model, optimizer=again.optimizer, **options) as checkpointer:
         return f"resumed {checkpointer.resume()}, equal: {again.weights() == job.weights()}"
-
-
-def by_hand(folder: Path, case: Case, rank: int) -> str:
-    job = case.job(rank)
-    extra = {"numbers": {1: rank}, "text": "x" * rank}
-    with FsdpShardCheckpointer(folder, stage=case.stage(rank)) as checkpointer:
-        checkpointer.load_checkpoint(job.model, job.optimizer)
-        job.step()
-        place = StorageType.MEMORY
-        checkpointer.save_checkpoint(1, job.model, job.optimizer, extra, storage_type=place)
-    again = case.job(rank, again=True)
-    with FsdpShardCheckpointer(folder, stage=case.stage(rank, again=True)) as checkpointer:
-        equal = checkpointer.load_checkpoint(again.model, again.optimizer) == extra or case.stage(rank) is None
-        return f"resumed {checkpointer.loaded_step}, equal: {again.weights() == job.weights() and equal}"
 
 
 def in_full(folder: Path, case: Case, rank: int) -> str:
@@ -150,11 +127,9 @@ def main() -> None:
         made = [dist.new_group(list(ranks)) for ranks in several]
         GROUPS.append(next(group for group, ranks in zip(made, several, strict=True) if rank in ranks))
     said: dict[str, str] = {}
-    for way in (in_three_lines, by_hand, in_full):
+    for way in (in_three_lines, in_full):
         for name, case in (OF_TWO_GROUPS if GROUPS else OF_TWO_RANKS).items():
             if way is in_full and (case.stages[0] is not None or case.loaded or case.way == "plain"):
-                continue
-            if way is by_hand and name in AS_IN_THREE_LINES:
                 continue
             try:
                 said[f"{way.__name__}, {name}"] = way(

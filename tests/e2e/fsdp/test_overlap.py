@@ -98,16 +98,6 @@ def test_tensors_outside_the_optimizer_in_a_shared_storage_are_copied_at_once(tm
             training.step()
 
 
-def test_a_write_to_a_shard_during_its_background_copy_is_detected(tmp_path: Path, held: Held):
-    training = Training(tmp_path, 100)
-    with training.saves:
-        held.on["overlap.copy"] = lambda: training.memory.data[100 : 100 + SIZE].add_(1)  # without a new version
-        assert training.save().pending
-        training.step()
-        again = training.save()
-        assert "was written to while it was copied" in again.trouble and again.saved and not again.pending
-
-
 @pytest.fixture
 def second_of_two() -> Iterator[None]:
     """A process group in which nobody answers."""

@@ -9,8 +9,8 @@ from tests.faults.jobs import run_forked
 
 STAGES = Path(__file__).with_name("stages.py")
 RESUMED = "resumed 1, equal: True"
-SHARDED = ("in_three_lines", "by_hand")
-ALL = (*SHARDED, "in_full")
+SHARDED = ["in_three_lines"]
+ALL = [*SHARDED, "in_full"]
 OF_BOTH = [
     ("equal names", ALL, "give stage= to"),
     ("replicas", ALL, RESUMED),
@@ -23,9 +23,9 @@ OF_TWO_RANKS = [
     ("equal names", ALL, "pipeline stages"),
     ("plain stages", SHARDED, RESUMED),
     ("one stage", SHARDED, "give stage= on all ranks, or on none"),
-    ("a bad stage", ["in_three_lines"], "a number, or a word"),
-    ("loaded without", ["in_three_lines"], "has the stages 0, last, and this job no stages"),
-    ("loaded as others", ["in_three_lines"], "has the stages 0, last, and this job the stages 0, 1"),
+    ("a bad stage", SHARDED, "a number, or a word"),
+    ("loaded without", SHARDED, "has the stages 0, last, and this job no stages"),
+    ("loaded as others", SHARDED, "has the stages 0, last, and this job the stages 0, 1"),
     ("plain, own names", SHARDED, "pipeline stages"),
 ]
 OF_TWO_GROUPS = [
@@ -34,7 +34,7 @@ OF_TWO_GROUPS = [
     ("hybrid", ALL, RESUMED),
     ("flat", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
     ("flat", SHARDED, "use_orig_params=True, or use fully_shard"),
-    ("flat stages", ["in_three_lines"], "use_orig_params=True, or use fully_shard"),
+    ("flat stages", SHARDED, "use_orig_params=True, or use fully_shard"),
 ]
 
 
