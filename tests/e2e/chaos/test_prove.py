@@ -15,14 +15,14 @@ from fastckpt._core.policy.planned_kills import KINDS
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import Screen
 from fastckpt_run.proof.launch_command import read_command
-from fastckpt_run.proof.likely_causes import BACKGROUND, OPTIMIZER, POSITION, RESUME
+from fastckpt_run.proof.likely_causes import BACKGROUND, OPTIMIZER, RESUME
 from fastckpt_run.proof.proof import Proof, ProofPlan
 from fastckpt_run.views import proof_text
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import TRAIN, start_forked
 
-run_proof = sys.modules["fastckpt_run.cli.prove"].run_proof
+prove_command = sys.modules["fastckpt_run.cli.prove"]
 RANKS, ALONE = ["--nproc-per-node=2"], ["--nproc-per-node=1"]
 
 
@@ -34,7 +34,9 @@ def _forked(forked_launchers: None) -> None:
 def prove(folder: Path, *script: str, options: list[str] = RANKS, **plan: Any) -> Proof:
     """Without a second run that is not interrupted, unless it is asked for."""
     command = read_command([*options, TRAIN, "--out=elsewhere", *script], "", "", 1)
-    proof, kept = run_proof(command, ProofPlan(**{"twice": False, **plan}), str(folder), 120.0, start_forked)
+    proof, kept = prove_command.run_proof(
+        command, ProofPlan(**{"twice": False, **plan}), str(folder), 120.0, start_forked
+    )
     assert kept == str(folder) and not list(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir())
     return proof
 
@@ -67,6 +69,10 @@ def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, 
     text = said(proof, capsys)
     assert f"first value: step {resumed + 2}, loss of rank 0" in text and f"cause 1: {OPTIMIZER}" in text
     assert "128 of 128 elements differ, by " in text and "NOT EQUAL: with 1 kill" in text
+    document = prove_command._document(proof, "")
+    assert set(document) == set(KEYS["prove"]) and document["first_value"]["resumed"] == resumed
+    assert all(type(document[key]) is kind for key, kind in KEYS["prove"].items() if key != "folder")
+    json.dumps(document, allow_nan=False)
 
 
 def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys):
@@ -89,22 +95,6 @@ def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path
     with pytest.raises(ConfigError, match="it saves to /tmp/fixed, not to the directory that it was given"):
         prove(tmp_path, "--fault=fixed", options=ALONE)
     assert not Path("/tmp/fixed").exists()
-
-
-def test_a_forgotten_data_position_is_named_as_json(tmp_path: Path, fastckpt: Fastckpt, monkeypatch):
-    monkeypatch.setattr("fastckpt_run.bound_launch.start_bound", start_forked)
-    out = tmp_path / "runs"
-    options = ["--kills=1", "--seed=2", f"--folder={out}", "--no-baseline-twice", "--json", *RANKS]
-    answer = fastckpt("prove", *options, TRAIN, "--out", "x", "--fault=position")
-    document = answer.document
-    assert answer.code == 1 and set(document) == set(KEYS["prove"])
-    assert all(type(document[key]) is kind for key, kind in KEYS["prove"].items())
-    first, [start] = document["first_value"], document["resumed"]["0"]
-    assert (first["step"], first["rank"], first["name"]) == (start["step"] + 1, 0, "loss")
-    assert first["resumed"] == start["step"] and first["step"] == document["first_step"]
-    assert {change["name"] for change in document["first_checkpoint"]["changes"]} == {"state.position"}
-    assert document["causes"][0]["name"] == POSITION and document["folder"] == str(out)
-    json.dumps(document, allow_nan=False)
 
 
 def test_a_wrong_command_line_is_refused():

@@ -54,8 +54,7 @@ if fault != "fresh" and (loaded := checkpointer.load_checkpoint()):
     if fault != "optimizer":
         optimizer.load_state_dict(loaded["optimizer"])
     own = checkpointer.rank_state
-    if fault != "position":
-        position = own["position"]
+    position = own["position"]
     noise.set_state(own["noise"])
     step = loaded["step"]
 while step < arguments.steps:

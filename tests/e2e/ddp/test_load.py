@@ -175,6 +175,9 @@ class TestTiers:
         assert relaunch(ranks, after) == [4] * after
         assert positions(ranks) == [400, None][:after]
         assert ("rank 1 has no state of its own" in said.text) == (after > before)
+        if after > before:
+            with pytest.raises(KeyError, match=r"rank_state has no 'position'.* rank 1 has nothing"):
+                ranks.members[1].rank_state["position"]
 
 
 def put_pickle(pickled: bytes) -> Callable[[Path], None]:
@@ -487,14 +490,14 @@ class TestVerify:
         assert relaunch(ranks) == [1, 1]
         assert on_storage(ranks.directory) == [1]
 
-    @pytest.mark.parametrize("found", ["by the ranks", "by the persist"])
+    @pytest.mark.parametrize("found", ["by the persist", "by its size"])
     def test_bad_memory_is_no_fresh_start_at_any_attempt_of_a_launch(self, ranks: Ranks, monkeypatch, found: str):
         if found != "by the persist":
             monkeypatch.setenv("FASTCKPT_FLUSH", "0")
         ranks.start(2)
         save(ranks, 1, storage_type=MEMORY)
         slot = digested(ranks, 1)
-        flip(slot / "model.pt")
+        (halve if found == "by its size" else flip)(slot / "model.pt")
         for _ in range(3):
             ranks.workers_die()
             ranks.start_workers(2)

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastckpt import Checkpointer
 from fastckpt._core import metrics
@@ -250,6 +247,9 @@ def test_after_an_error_in_the_loop_nothing_more_is_saved_and_all_is_closed(dire
 def test_invalid_arguments_of_the_loop_are_refused_at_once(directory: Path):
     for options, says in (
         ({"scheduler": [object()]}, "scheduler is an object"),
+        ({"scheduler": None}, "scheduler is None"),
+        ({"others": []}, "others is a list"),
+        ({"overlap": "no"}, "overlap is 'no'"),
         ({"others": {"fastckpt": nn.Linear(1, 1)}}, "others has 'fastckpt'"),
     ):
         with pytest.raises(ConfigError, match=says):
@@ -339,33 +339,3 @@ def test_a_way_past_a_spike_takes_effect_and_again_after_a_restart(directory: Pa
     assert resumed(3, 0.4, 7, **back) == (pytest.approx(0.04), order(7)[5:8])
     again = resumed(6, 0.4, 7, from_script=["lr", "seed"])
     assert again == (pytest.approx(0.004), order(7)[8:11]), "neither scaled nor skipped twice"
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(40))
-
-
-LOADERS = {
-    "without a length": lambda: ResumableDataLoader(Stream(), batch_size=4),
-    "torchdata's": lambda: StatefulDataLoader(Stream(), 4),
-}
-
-
-@pytest.mark.parametrize(("kind", "is_second"), [("torchdata's", True), ("without a length", False)])
-def test_each_kind_of_loader_resumes_at_its_own_position(tmp_path: Path, kind: str, is_second: bool):
-    """Where each rank is in a second loader may differ, as in the first."""
-
-    def run(place: Path, last: int, every: Any = 1) -> list[list[int]]:
-        loader = LOADERS[kind]()
-        options = {"others": {"second": loader}} if is_second else {"data": loader}
-        training, used = Training(place, every=every, **options), list[list[int]]()
-        with training.checkpointer as checkpointer:
-            step, batches = checkpointer.resume(), iter(loader)
-            while step < last:
-                used.append(next(batches).tolist())
-                step += 1
-                training.steps(step, step)
-        return used
-
-    assert run(tmp_path / "parts", 3) + run(tmp_path / "parts", 7, "auto") == run(tmp_path / "whole", 7)

@@ -17,6 +17,7 @@ from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
+from fastckpt._core.storage.local import layout, part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
@@ -120,9 +121,11 @@ def lose_memory(nodes: Nodes) -> None:
 
 
 def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes: Nodes):
+    path = nodes.directory.with_name("user") / "model.pt"
     for step in (1, 2):
-        nodes.save(step, 0, 1)
+        nodes.save(step, 0, 1, path=str(path) if step == 2 else "")
         assert nodes.wait(0, 1) == [step, step]
+    assert torch.load(path, weights_only=True)["step"] == 2
     place = nodes.directory / "checkpoint-1"
     assert {path.name for path in place.iterdir()} == {"model.pt", "rank_0.pt", "rank_1.pt", "manifest.json"}
     assert torch.equal(torch.load(place / "model.pt", weights_only=True)["weights"], state(1)["weights"])
@@ -234,6 +237,39 @@ def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
     nodes.members[0].close()
     nodes.savers[0].close()
     assert "in memory only" not in said.text and "lacks the parts" not in said.text
+
+
+def test_parts_untouched_for_long_are_removed_and_reported(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    nodes.save_alone(2, 1)
+    lose_memory(nodes)
+    monkeypatch.setattr(part_files, "ABANDONED", -1.0)
+    nodes.start_nodes()
+    assert nodes.load() == [{}, {}] and is_ahead(nodes)  # another job may be writing it
+    nodes.save(1, 0)  # opens a history; not yet whole, or it would make the parts useless, which is not reported
+    text = "step 2 of history 1 was never whole, and is removed: it lacks the parts of 1 of 2 nodes: 0"
+    until(lambda: text in said.text, "the sweep, once a history has been opened")
+    nodes.save(1, 1)
+    assert nodes.wait(0, 1) == [1, 1]
+    assert said.text.count(text) == 1 and not is_ahead(nodes)
+
+
+def test_without_locks_all_parts_are_published_at_load(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Only the first node may publish there, and it is gone before the second one has written its part."""
+    monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
+    nodes.save_alone(1, 0)
+    nodes.members[0].close()
+    nodes.savers[0].close()
+    nodes.save_alone(1, 1)
+    lose_memory(nodes)
+    assert not any(nodes.directory.glob("checkpoint-*"))
+    nodes.start_nodes()
+    assert nodes.resume() == [(1, "storage")] * 2
+    assert "step 1 of history 1 was on storage in unpublished parts, all complete; it is published now" in said.text
+    assert not is_ahead(nodes)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,12 @@ def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(ran
     ranks.end()
     monkeypatch.setenv("FASTCKPT_SHM_DIR", "/nowhere")
     with pytest.raises(ConfigError, match="under /nowhere: No such file or directory"):
+        ranks.start()
+
+
+def test_a_read_only_directory_for_arenas_is_refused(small_tmpfs, ranks: Ranks):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs(64))], check=True)
+    with pytest.raises(ConfigError, match=r"it cannot be written to\. Name another with --fast-shm-dir"):
         ranks.start()
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
-from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NotLoadable, StepError
+from fastckpt.errors import ArenaTooSmall, BadCheckpoint, ConfigError, FastckptError, NotLoadable, StepError
 from tests.e2e.mistakes.table import WARNING, Row, Scene, answered, mistakes, network, save
 
 DISK = StorageType.DISK
@@ -72,3 +72,9 @@ def resume_path_as_number(scene: Scene) -> None:
 @answered(FastckptError, "the checkpointer is closed | after close() | make another")
 def save_after_close(scene: Scene) -> None:
     save(scene.directory).save_checkpoint(9, {"weights": torch.zeros(1)})
+
+
+@answered(ArenaTooSmall, "MiB | free | --fast-no-memory")
+def state_too_large(scene: Scene) -> None:
+    scene.mount(4)
+    save(scene.directory, lambda c, step, state: c.save_checkpoint(step, {"weights": torch.zeros(4 << 20)}))

@@ -26,6 +26,12 @@ mistakes(
 )
 
 
+@answered(ConfigError, "checkpoints is a file | a directory | give")
+def directory_is_a_file(scene: Scene) -> None:
+    Path(scene.directory).write_text("x")
+    save(scene.directory)
+
+
 @answered(ConfigError, "checkpoint of step 1 itself | directory that it is in | resume(step=1)")
 def directory_is_a_checkpoint(scene: Scene) -> None:
     train(scene.directory, steps=1)

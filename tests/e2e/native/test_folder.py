@@ -22,7 +22,7 @@ from fastckpt._core.native.folder_checkpointer import (
 from fastckpt._core.retention import KeepLatestStepStrategy
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 NEEDS = RequiredFiles("state.json", "optimizer/rank_0.pt")
@@ -205,3 +205,22 @@ def test_a_history_reopened_by_the_same_job_stays_in_its_line_of_training(direct
             one.wait_latest_checkpoint()
             one.session.begin_history()
     assert [stored.id.step for stored in CheckpointDirectory(directory).checkpoints()] == [3]
+
+
+def test_checkpoints_of_the_stock_framework_are_loaded_in_place(directory, tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "optimizer").mkdir(parents=True)
+    (theirs / "state.json").write_text("{}")
+    with FolderCheckpointer(directory, NEEDS) as one:
+        with one.find(theirs) as found:
+            assert found.path == theirs and found.step == -1
+        with pytest.raises(BadCheckpoint, match="cannot be loaded"):
+            one.find(tmp_path / "nothing")
+
+
+def test_a_framework_with_checkpoints_of_another_kind_is_no_fresh_start(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        one.save_checkpoint(1, files(1), DISK)
+    other = FolderCheckpointer(directory, RequiredFiles("other.json", "other.json"))
+    with other, pytest.raises(NoLoadableCheckpoint, match="is of another kind of checkpointer"):
+        other.find()

@@ -39,12 +39,6 @@ def test_another_number_of_ranks_is_told_what_it_cannot_have_back(new_job: Jobs)
     assert "and this job has 1" in job.text(), job.text()
 
 
-def test_states_that_more_ranks_divide_than_saved_them_are_no_fault(new_job: Jobs):
-    job = new_job().run("--steps", "5", "--disk", "5", ranks=1, **PROGRAM)
-    job.start("--steps", "12", ranks=3, **PROGRAM)
-    assert job.wait() == 0 and "ranks have unlike" in job.text(), job.text()
-
-
 def test_what_begins_to_differ_later_is_found_and_kept_from_then_on(new_job: Jobs):
     steps = 3 * EVERY + 20
     script = ("--way", "broadcast", "--drifts", "30", "--steps", str(steps), "--memory", "10", "--disk", "1000")
