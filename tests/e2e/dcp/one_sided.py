@@ -217,7 +217,7 @@ def of_refused(folder: Path) -> dict[str, Case]:
             try:
                 save(0, **options)
             except (ConfigError, CheckpointException) as error:
-                assert "all ranks" in str(error), error
+                assert "all must" in str(error) or "all ranks of the job" in str(error), error
             else:
                 raise AssertionError(options)
 

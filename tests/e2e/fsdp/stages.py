@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 
 from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError
-from fastckpt.fsdp import FsdpFullCheckpointer, StorageType
+from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 
 warnings.filterwarnings("ignore")
 GROUPS: list[dist.ProcessGroup] = []
@@ -86,6 +86,7 @@ OF_TWO_RANKS = OF_ALL | {
     "loaded without": Case(**STAGED, loaded=(None, None)),
     "loaded as others": Case(**STAGED, loaded=(0, 1)),
     "plain, own names": Case(("0", "1"), way="plain"),
+    "plain": Case(way="plain"),
 }
 OF_TWO_GROUPS = OF_ALL | {
     "flat": Case(way="flat"),
@@ -105,6 +106,14 @@ def in_three_lines(folder: Path, case: Case, rank: int) -> str:
     options["stage"] = case.stage(rank, again=True)
     with Checkpointer(folder, model=again.model, optimizer=again.optimizer, **options) as checkpointer:
         return f"resumed {checkpointer.resume()}, equal: {again.weights() == job.weights()}"
+
+
+def by_hand(folder: Path, case: Case, rank: int) -> str:
+    job = case.job(rank)
+    with FsdpShardCheckpointer(folder) as checkpointer:
+        checkpointer.load_checkpoint(job.model, job.optimizer)
+        job.step()
+        return str(checkpointer.save_checkpoint(1, job.model, job.optimizer, storage_type=StorageType.MEMORY).saved)
 
 
 def in_full(folder: Path, case: Case, rank: int) -> str:
@@ -127,8 +136,10 @@ def main() -> None:
         made = [dist.new_group(list(ranks)) for ranks in several]
         GROUPS.append(next(group for group, ranks in zip(made, several, strict=True) if rank in ranks))
     said: dict[str, str] = {}
-    for way in (in_three_lines, in_full):
+    for way in (in_three_lines, by_hand, in_full):
         for name, case in (OF_TWO_GROUPS if GROUPS else OF_TWO_RANKS).items():
+            if way is by_hand and name != "plain":
+                continue
             if way is in_full and (case.stages[0] is not None or case.loaded or case.way == "plain"):
                 continue
             try:

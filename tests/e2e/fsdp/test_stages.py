@@ -27,6 +27,7 @@ OF_TWO_RANKS = [
     ("loaded without", SHARDED, "has the stages 0, last, and this job no stages"),
     ("loaded as others", SHARDED, "has the stages 0, last, and this job the stages 0, 1"),
     ("plain, own names", SHARDED, "pipeline stages"),
+    ("plain", ["by_hand"], "True"),
 ]
 OF_TWO_GROUPS = [
     ("equal names", SHARDED, "model.0.weight of rank 0 is not that of rank 2"),
