@@ -73,19 +73,6 @@ def test_an_fsdp_checkpoint_resumes_with_model_optimizer_and_extra_state(tmp_pat
     assert got["scheduler"] == keys and torch.equal(got["nested"][0]["a"][5], torch.arange(2))
 
 
-def test_arguments_that_mix_both_forms_of_save_checkpoint_are_refused(checkpointer: Made):
-    training = Training()
-    for wrong in (
-        {},
-        {"state_dict": {}, "model": training.model},
-        {"state_dict": {}, "optimizer": training.optimizer},
-        {"optimizer": training.optimizer},
-        {"model": training.model, "extra_sd": {"optimizer": 1}},
-    ):
-        with pytest.raises(ConfigError):
-            checkpointer.save_checkpoint(1, **wrong)
-
-
 def test_a_state_dict_loads_by_dcp_with_the_storage_reader(checkpointer: Made, tmp_path: Path):
     assert checkpointer.get_storage_reader() is None
     state = {"w": torch.arange(5.0), "deep": {"n": 3}}
