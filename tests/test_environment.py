@@ -24,11 +24,6 @@ def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed():
             assert requirement.specifier.contains(pinned), needed
 
 
-def test_tests_have_all_extras():
-    own = Requirement(next(need for need in EXTRAS["dev"] if need.startswith("fastckpt-run")))
-    assert own.extras == EXTRAS.keys() - {"dev", "examples"}
-
-
 def test_commands_that_install_name_what_exists():
     texts = [path for pattern in ("*.md", "docs/*.md", "fastckpt*/**/*.py") for path in ROOT.glob(pattern)]
     commands = [line for path in texts for line in re.findall(r"pip install ([^`\n]+)", path.read_text())]

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from benchmarks.__main__ import benchmarks, main
+from benchmarks.__main__ import benchmarks
 from benchmarks.harness import page
-from benchmarks.harness.benchmark import Figure, Goal
 from benchmarks.harness.results import FOLDER, load
 from benchmarks.harness.turn import Turn, values_of
 from benchmarks.suite import device_save
@@ -34,22 +32,10 @@ def test_tables_and_pictures_are_those_of_the_recorded_runs():
 def test_each_benchmark_has_a_section_and_each_result_a_benchmark():
     assert sorted(page.marked(page.PAGE.read_text())) == sorted(KNOWN)
     assert {path.stem for path in FOLDER.glob("*")} <= KNOWN.keys()
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_benchmark_asks_a_question_of_contenders_that_it_names(name: str):
-    benchmark = KNOWN[name]
-    assert benchmark.name == name and benchmark.question.endswith("?") and benchmark.work.endswith(".")
-    for run in load(name):
-        took_part = {sample["contender"] for sample in run.samples}
-        assert took_part and took_part | run.missing.keys() <= {each.name for each in benchmark.contenders}
-
-
-def test_the_verdict_on_a_goal_counts_the_runs_that_met_it():
-    figure = Figure("save : copy", "a.save", "a.copy", Goal("at most", 1.2))
-    assert page.verdict(figure, [[1.0], [1.1]]) == "at most 1.2: met"
-    assert page.verdict(figure, [[1.3], [1.1]]) == "at most 1.2: met in 1 of 2"
-    assert page.verdict(figure, [[1.3], []]) == "at most 1.2: **not met**"
+    for name, benchmark in KNOWN.items():
+        for run in load(name):
+            took_part = {sample["contender"] for sample in run.samples}
+            assert took_part and took_part | run.missing.keys() <= {each.name for each in benchmark.contenders}
 
 
 def test_the_page_shows_neither_quick_runs_nor_those_of_earlier_code():
@@ -64,12 +50,6 @@ def test_a_benchmark_runs_by_name():
         cwd=page.ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert re.search(r"\| save : copy \| \**\d", done.stdout), done.stdout
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_a_benchmark_that_cannot_run_here_gives_the_reason(capsys: pytest.CaptureFixture[str]):
-    main(["device_save", "--quick"])
-    assert "Not run: overlap (no accelerator); at once (no accelerator);" in capsys.readouterr().out
 
 
 def test_the_worker_of_the_benchmark_of_an_accelerator_runs_on_the_cpu(tmp_path: Path):
@@ -89,27 +69,7 @@ def test_a_save_on_an_accelerator_is_measured_beside_the_copy_of_the_driver():
     assert "Not run" not in done.stdout and re.search(r"\| stall, overlap : at once \| -?\d", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["nothing"], "no benchmark is called nothing; there are "),
-        (["--rounds", "0"], "--rounds is 0; give 1 or more"),
-        (["--gigabytes", "-1"], "--gigabytes is -1.0; give more than 0"),
-        (["--gigabytes", "nan"], "--gigabytes is nan; give more than 0"),
-        (["--gigabytes", "1e6"], "--gigabytes is 1e+06; a state and three slots of it exceed memory, "),
-        (["--page", "--record"], "--page is given alone"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]):
-    from benchmarks.__main__ import parsed
-
-    with pytest.raises(SystemExit):
-        parsed(arguments)
-    assert text in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_benchmark_that_is_interrupted_leaves_neither_processes_nor_folders(number: int):
+def test_a_benchmark_that_is_interrupted_leaves_neither_processes_nor_folders():
     process = psutil.Popen([sys.executable, "-m", "benchmarks", "later_save", "--gigabytes=0.01"], cwd=page.ROOT)
     deadline = time.monotonic() + 60
     tree: list[psutil.Process] = []
@@ -119,7 +79,7 @@ def test_a_benchmark_that_is_interrupted_leaves_neither_processes_nor_folders(nu
         tree = process.children(recursive=True)
     turn = Turn.from_json(json.loads(tree[0].cmdline()[-2]))
     assert turn.folder.exists() and turn.shm.exists()
-    process.send_signal(number)
-    assert process.wait(60) == 128 + number
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
     assert not psutil.wait_procs(tree, timeout=10)[1]
     assert not turn.folder.exists() and not [*turn.shm.parent.glob(f"*{turn.shm.name}*")]

@@ -81,21 +81,10 @@ def test_codes_of_the_product_have_pages_with_its_messages():
         assert unknown == [], f"{page.code} shows these, and nothing in the product has them"
 
 
-def test_a_page_says_what_it_has_to_in_few_words():
-    for page in PAGES:
-        assert page.title[0].isupper() and not page.title.endswith("."), page.code
-        assert all(len(re.findall(r"\w{2,}", re.sub(r"<[^<>]*>", "", message))) > 1 for message in page.messages)
-        assert all(text.endswith((".", ")")) for text in (page.cause, *page.remedies, page.lost)), page.code
-        assert 1 <= len(page.remedies) <= 3 and len(page.cause.split()) <= 50 and len(page.lost.split()) <= 20
-        assert set(re.findall(r"FC-\d+", repr(page))) <= {each.code for each in PAGES}
-
-
 def test_the_documented_pages_are_those_of_the_table():
-    path = ROOT / PAGE
-    assert path.read_text() == document(), "make docs-reference"
-    assert [f"FC-{number}" for number in re.findall(r"^## FC-(\d{3})$", path.read_text(), re.MULTILINE)] == [
-        page.code for page in PAGES
-    ]
+    text = (ROOT / PAGE).read_text()
+    assert text == document(), "make docs-reference"
+    assert re.findall(r"^## (FC-\d{3})$", text, re.MULTILINE) == [page.code for page in PAGES]
 
 
 def test_an_error_has_the_code_with_which_its_message_ends():

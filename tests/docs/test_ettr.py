@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.suite.ettr import STEP, Life, instants, shares
+from benchmarks.suite.ettr import STEP, Life, shares
 
 
 def steps(begin: float, count: int) -> list[float]:
@@ -25,8 +25,3 @@ def test_of_a_job_that_is_down_at_the_end_what_it_resumes_later_was_of_use():
     found = shares(lives, 10.0)
     assert found["ettr"] == pytest.approx(6 * STEP / 10.0)
     assert found["restart"] == pytest.approx(1.0)
-
-
-def test_instants_are_as_many_as_the_mean_says_and_the_same_in_a_round():
-    assert [len(instants(mean, 60.0, 0)) for mean in (60, 20, 10)] == [1, 3, 6]
-    assert instants(20, 60.0, 1) == instants(20, 60.0, 1) != instants(20, 60.0, 2)

@@ -1,25 +1,9 @@
-"""Parts of the benchmarks beside peers: who is missing and why, and how peaks of memory are counted."""
+"""How the benchmark of peaks of memory counts them."""
 
-import mmap
-import os
-from pathlib import Path
-
-import pytest
-
-from benchmarks.harness.machine import PEERS
-from benchmarks.suite import peak_memory, peers_save
-from benchmarks.suite._memory import Sample, cached_of, files_of, resident
+from benchmarks.suite import peak_memory
+from benchmarks.suite._memory import Sample
 
 GB = 10**9
-
-
-def test_a_peer_without_its_environment_is_missing_and_the_reason_has_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv(PEERS, str(tmp_path))
-    reasons = {each.name: each.missing() for each in peers_save.CONTENDERS}
-    assert "make peers" in reasons["DLRover DISK"] and "orbax/bin/python" in reasons["Orbax"]
-    assert reasons["torch.save"] == reasons["fastckpt DISK"] == ""
 
 
 def test_peaks_are_what_is_more_than_before_in_states_of_all_workers():
@@ -53,14 +37,3 @@ def test_peaks_are_what_is_more_than_before_in_states_of_all_workers():
     assert found["page cache first save"] == 0.25 and found["shared memory first save"] == 3
     assert found["workers resume"] == 0.25
     assert (found["other processes resume"], found["shared memory resume"], found["page cache resume"]) == (0.9, 4, 1)
-
-
-def test_the_page_cache_of_a_file_and_the_memory_of_a_process_are_counted(tmp_path: Path):
-    (tmp_path / "folder").mkdir()
-    path, empty = tmp_path / "folder/file", tmp_path / "empty"
-    path.write_bytes(bytes(5 * mmap.PAGESIZE + 1))
-    empty.touch()
-    assert cached_of(path) == 6 * mmap.PAGESIZE and cached_of(empty) == cached_of(tmp_path / "none") == 0
-    assert sorted(files_of(tmp_path)) == [empty, path] and files_of(tmp_path / "none") == []
-    anonymous, share, _ = resident(os.getpid())
-    assert anonymous >= share > 2**20 and resident(2**22 + 1) == (0, 0, 0)

@@ -10,19 +10,15 @@ QUIET = Case("no failures", replace(CASES[0].assumed, failures=1e-12))
 WHOLE = Scheme("memory, one copy", copies=1)
 
 
-def test_a_seed_gives_the_same_job_and_another_one_another():
-    one, same, other = (SimulatedJob(64, WHOLE, CASES[0], seed).run(30 * DAY) for seed in (1, 1, 2))
-    assert one == same != other
-
-
-def test_a_lost_pair_goes_back_to_storage_and_other_two_do_not():
-    for second, source in ((0, "storage"), (1, "copies")):
-        job = SimulatedJob(4, WHOLE, replace(QUIET, assumed=replace(QUIET.assumed, hosts=1.0)), seed=1)
-        holders = job._placement.holders
-        first = min(holders)
-        others = [*holders[first], *sorted(holders.keys() - {first, *holders[first]})]
+@pytest.mark.parametrize("scheme", [WHOLE, Scheme("parity", parity=8)], ids=["copies", "parity"])
+def test_a_lost_pair_goes_back_to_storage_and_other_two_do_not(scheme: Scheme):
+    for is_together, source in ((True, "storage"), (False, "copies")):
+        job = SimulatedJob(2 * (scheme.parity or 2), scheme, only("host"), seed=1)
+        groups = [*job._groups] if scheme.parity else [{host, *held} for host, held in job._placement.holders.items()]
+        first, *_ = groups[0]
+        others = {host for group in groups for host in group if (host in groups[0]) == is_together} - {first}
         assert job._fail(first, DAY, DAY, DAY)[0] == "copies"
-        assert job._fail(others[second], DAY + 1, 1.0, 1.0)[0] == source
+        assert job._fail(min(others), DAY + 1, 1.0, 1.0)[0] == source
 
 
 def test_as_many_failures_come_as_are_assumed():
@@ -32,10 +28,9 @@ def test_as_many_failures_come_as_are_assumed():
     assert sum(found.by_source.values()) == found.failures
 
 
-def only(kind: str, **more: float) -> Case:
+def only(kind: str) -> Case:
     """Nothing fails by itself, and what is made to fail is of one kind."""
-    shares = {"hosts": float(kind == "host"), "links": float(kind == "link")}
-    return replace(QUIET, assumed=replace(QUIET.assumed, **(shares | more)))
+    return replace(QUIET, assumed=replace(QUIET.assumed, hosts=float(kind == "host"), links=float(kind == "link")))
 
 
 def test_a_job_waits_for_a_link_and_its_memory_but_a_spare_needs_copies():
@@ -47,12 +42,3 @@ def test_a_job_waits_for_a_link_and_its_memory_but_a_spare_needs_copies():
         assert job._fail("host0001", DAY, DAY, DAY)[0] == source
         assert job._until_it_goes_on("memory", DAY) == CASES[0].assumed.restart
         assert "host0004" in job._round.ranks and "host0001" not in job._round.ranks
-
-
-@pytest.mark.parametrize("group", [4, 8])
-def test_parity_survives_one_loss_in_each_group_and_not_two_in_one(group):
-    for second, source in ((0, "storage"), (1, "copies")):
-        job = SimulatedJob(2 * group, Scheme("parity", parity=group), only("host"), seed=1)
-        groups = job._groups
-        assert job._fail(groups[0][0], DAY, DAY, DAY)[0] == "copies"
-        assert job._fail(groups[second][1], DAY + 1, 1.0, 1.0)[0] == source

