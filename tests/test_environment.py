@@ -24,6 +24,13 @@ def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed():
             assert requirement.specifier.contains(pinned), needed
 
 
+def test_an_installed_package_has_all_files_that_are_no_modules():
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for package in ("fastckpt", "fastckpt_run"):
+        files = {path for path in (ROOT / package).rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+        assert files == {path for pattern in patterns[package] for path in (ROOT / package).glob(pattern)}
+
+
 def test_commands_that_install_name_what_exists():
     texts = [path for pattern in ("*.md", "docs/*.md", "fastckpt*/**/*.py") for path in ROOT.glob(pattern)]
     commands = [line for path in texts for line in re.findall(r"pip install ([^`\n]+)", path.read_text())]

@@ -86,12 +86,8 @@ class Terminal:
             _run([str(argument) for argument in arguments], setup)
         os.close(out)
         os.close(parent_reads)
-        self.resize(columns)
-        os.close(go)
-
-    def resize(self, columns: int) -> None:
-        """Give it another width."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        os.close(go)
 
     def type(self, keys: bytes) -> None:
         """Press keys, such as Ctrl-C."""

@@ -123,19 +123,6 @@ def test_another_type_of_elements_is_a_change_and_measured(tmp_path):
     assert found.tensors["t"].max_abs == 2**-10 and found.tensors["t"].differing == 1
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "differing", "nans", "most"),
-    [
-        ([NAN, 1.0, NAN, INF, INF, 2.0], [NAN, NAN, 3.0, INF, 1.0, 2.5], 4, 2, INF),
-        ([NAN, 1.0], [5.0, 1.0], 1, 1, 0),
-        ([complex(INF, 0), 1j], [complex(-INF, 0), 1 + 1j], 2, 0, INF),
-    ],
-)
-def test_diff_compares_nan_and_infinity(tmp_path, a, b, differing, nans, most):
-    found = distance(tmp_path, torch.tensor(a), torch.tensor(b))
-    assert (found.count, found.differing, found.nans, found.max_abs) == (len(a), differing, nans, most)
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
 def test_diff_compares_whole_numbers_exactly(tmp_path, dtype):
     limits = torch.iinfo(dtype)
@@ -158,8 +145,6 @@ def test_diff_compares_quantized_and_narrow_types(tmp_path):
 
 # --- against numpy
 
-FLOATS = (torch.float64, torch.float32, torch.float16)
-
 
 def expected(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, float]:
     wide = numpy.complex128 if a.is_complex() else numpy.float64 if a.is_floating_point() else numpy.int64
@@ -171,10 +156,8 @@ def expected(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, float]:
     return int(differing.sum()), int(nans.sum()), apart.max() if apart.size else 0
 
 
-@pytest.mark.parametrize("block", [1, 2, 5, 1000])
-@pytest.mark.parametrize(
-    "dtype", [*(torch.float64, torch.float32, torch.float16, torch.complex64), torch.int64, torch.uint8, torch.bool]
-)
+@pytest.mark.parametrize("block", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, torch.int64, torch.uint8, torch.bool])
 def test_the_distance_of_tensors_is_that_of_numpy(tmp_path, monkeypatch, block, dtype):
     monkeypatch.setattr(values, "BLOCK", block)
     torch.manual_seed(block)
@@ -183,7 +166,7 @@ def test_the_distance_of_tensors_is_that_of_numpy(tmp_path, monkeypatch, block, 
         ours = (torch.randint(-1000, 1000, shape) * torch.rand(shape) / 8).to(dtype)
         ours = ours.transpose(0, -1) if len(shape) > 1 else ours
         theirs = ours.clone()
-        odd = [NAN, INF, -INF, 0.1] if dtype.is_floating_point else []
+        odd = [NAN, INF, -INF, 0.1] if dtype.is_floating_point or dtype.is_complex else []
         for value in [0, 1, 3, 200, *odd][: ours.numel()] if len(shape) != 2 else []:
             theirs[tuple(torch.randint(size, ()) for size in ours.shape)] = value
         states[0][str(shape)], states[1][str(shape)] = ours, theirs

@@ -20,6 +20,7 @@ def test_ls_lists_checkpoints_in_memory_and_on_storage(fastckpt, directory):
         harm.lengthen(directory / "checkpoint-1/model.pt")
         document = fastckpt("ls", directory, "--json").document
         shown = fastckpt("ls", directory)
+    assert all(0 <= item["age"] < 60 and abs(item["time"] - time.time()) < 60 for item in document["checkpoints"])
     rows = [(item["step"], item["tier"]) for item in document["checkpoints"]]
     assert rows == [(3, "memory"), (2, "memory"), (2, "storage"), (1, "memory"), (1, "storage")]
     assert [item["state"] for item in document["checkpoints"]] == ["whole"] * 4 + ["damaged"]
@@ -42,19 +43,6 @@ def test_ls_names_checkpoints_of_other_tools_and_a_missing_directory(fastckpt, d
     assert f"{directory} has no checkpoint of fastckpt to check; {said}" in fastckpt("verify", directory).err
 
 
-def test_ls_json_has_every_key(fastckpt, directory):
-    publish(directory, 7, history=3)
-    document = fastckpt("ls", directory, "--json").document
-    [item] = document["checkpoints"]
-    assert 0 <= item.pop("age") < 60 and abs(item.pop("time") - time.time()) < 60
-    place = directory / "checkpoint-7"
-    assert item == {
-        "step": 7, "history": 3, "tier": "storage", "state": "whole", "whole": True, "why": "", "world": 1,
-        "size": sum((place / name).stat().st_size for name in ("model.pt", "rank_0.pt")), "path": str(place),
-    }  # fmt: skip
-    assert document["directory"] == str(directory) and document["jobs"] == []
-
-
 def test_ls_gives_the_reason_why_a_checkpoint_does_not_count(fastckpt, three, tmp_path):
     publish(three, 40, target=str(tmp_path / "best.pt"))
     harm.truncate(tmp_path / "best.pt")
@@ -69,20 +57,6 @@ def test_ls_gives_the_reason_why_a_checkpoint_does_not_count(fastckpt, three, tm
     assert str(three / "checkpoint-30") in items[30]["why"] and "manifest" in items[30]["why"]
     assert items[20]["why"] == "bits flipped" and items[20]["size"] > 0
     assert not any(item["whole"] for item in items.values())
-
-
-def test_commands_that_look_change_no_file(fastckpt, three, tmp_path):
-    plain = tmp_path / "plain"
-    plain.mkdir()
-
-    def names() -> list[tuple[str, float]]:
-        return sorted((str(path), path.lstat().st_mtime) for top in (three, plain) for path in top.rglob("*"))
-
-    before = names()
-    for command in ("ls", "which", "show", "verify"):
-        fastckpt(command, three)
-        fastckpt(command, plain)
-    assert names() == before
 
 
 def test_a_checkpoint_without_the_files_of_a_rank_does_not_count(fastckpt, three):

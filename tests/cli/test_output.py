@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt_run.cli import GROUPS, main, output
+from fastckpt_run.cli import main
 from tests.cli.conftest import publish
 from tests.cli.terminals import Terminal
 from tests.cli.test_docs import leave_log, page_of_a_job
@@ -164,17 +164,6 @@ def test_an_unset_variable_is_not_the_working_directory_and_errors_of_the_system
     assert said.code == 2 and said.err.startswith("fastckpt: error: ") and str(three / "file") in said.err
 
 
-def test_the_help_lists_each_command_once_with_one_line_in_a_terminal_of_80_columns(fastckpt):
-    said = fastckpt("--help", terminal_width=80)
-    assert said.code == 0 and "Exit code" in said.out and "DIR@STEP" in said.out
-    lines = said.out.splitlines()
-    listed = lines[lines.index("Checkpoints:") :]
-    rows = [line.split(maxsplit=1) for line in listed if line.startswith("  ")]
-    assert sorted(name for name, _ in rows) == sorted(main.commands)
-    assert all(len(text) <= 70 and text.endswith((".", "?")) for _, text in rows)
-    assert len([line for line in listed if line and not line.startswith(" ")]) == len(GROUPS)
-
-
 def test_commands_start_without_torch_and_those_with_json_without_tables(three):
     program = (
         "import sys; from fastckpt_run.cli import main\n"
@@ -259,8 +248,3 @@ def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt, tmp_path):
     ):
         said = fastckpt("drain", "node1", *arguments)
         assert said.code == 2 and why in said.err
-
-
-def test_ages_are_printed_in_fitting_units():
-    ages = {None: "?", 0.2: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 10 * 86400: "10 d"}
-    assert {seconds: output.age(seconds) for seconds in ages} == ages

