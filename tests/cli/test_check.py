@@ -40,17 +40,6 @@ def test_a_sound_node_has_code_0_and_a_value_for_each_check(good):
     assert all(each["value"] >= each["limit"] > 0 and each["seconds"] > 0 for each in document["checks"])
 
 
-@pytest.mark.parametrize(
-    ("least", "code", "line"),
-    [("disk=1", 0, "ok: 1 checks passed"), ("disk=99999999", 1, r"problem: disk .*: .*, less than 99999999")],
-)
-def test_a_limit_of_the_user_counts(fastckpt, tmp_path, monkeypatch, least, code, line):
-    monkeypatch.chdir(tmp_path)
-    said = fastckpt("check", ".", *DISK, "--min", least)
-    assert said.code == code and re.fullmatch(line, said.out.splitlines()[0])
-    assert len(said.out.splitlines()) == 3
-
-
 def test_a_good_node_is_a_baseline_with_a_tolerance(fastckpt, good, tmp_path):
     document = json.loads(good.read_text())
     for each in document["checks"]:

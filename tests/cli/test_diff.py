@@ -1,8 +1,5 @@
 """`fastckpt diff`: differences of two checkpoints and their size."""
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,12 +8,10 @@ import numpy
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.inspect import values
 from fastckpt._core.inspect.diff import BitDistance, Difference, Distance, diff_files
 from fastckpt._core.inspect.inventory import InventoryFile
 from tests.cli import harm
-from tests.cli.conftest import publish
 
 NAN, INF = float("nan"), float("inf")
 
@@ -65,8 +60,7 @@ def test_a_single_file_is_compared_with_the_model_and_a_folder_by_names(fastckpt
     (tmp_path / "plain").mkdir()
     other = tmp_path / "plain/model.pt"
     torch.save(torch.load(three / "checkpoint-20/model.pt"), other)
-    assert fastckpt("diff", f"{three}@20", other).code == fastckpt("diff", other, f"{three}@20").code == 0
-    assert fastckpt("diff", other, f"{three}@30").code == 1
+    assert fastckpt("diff", f"{three}@20", other).code == 0 and fastckpt("diff", other, f"{three}@30").code == 1
     assert fastckpt("diff", f"{three}@20", f"{three}@30", "--file", "none.pt").code == 2
     said = fastckpt("diff", f"{three}@20", tmp_path / "plain", "--json")
     assert said.code == 1 and said.document["only_a"] == ["rank_0.pt"] and said.document["only_b"] == []
@@ -75,19 +69,6 @@ def test_a_single_file_is_compared_with_the_model_and_a_folder_by_names(fastckpt
     for path in (other, tmp_path / "none.pt"):
         said = fastckpt("diff", three / "checkpoint-20/model.pt", path, "--json")
         assert said.code == 2 and path.name in said.err and not said.out, "an error, and no difference"
-
-
-def test_diff_finds_no_difference_between_memory_and_storage(fastckpt, directory):
-    with DdpCheckpointer(directory) as checkpointer:
-        for step in (1, 2):
-            state = {"w": torch.rand(100), "step": step}
-            checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
-        publish(directory, 3, state={"w": torch.rand(5), "step": 2})
-        assert fastckpt("diff", f"{directory}@1:memory", f"{directory}@2:memory").code == 1
-        assert fastckpt("diff", f"{directory}@2:memory", f"{directory}@2").code == 0
-        said = fastckpt("diff", f"{directory}@2:memory", f"{directory}@3", "--file", "model.pt", "--json")
-        [change] = said.document["files"][0]["changes"]
-        assert change == {"name": "w", "what": "shape", "a": "[100]", "b": "[5]"}
 
 
 def test_diff_names_changes_of_the_structure(tmp_path):
@@ -115,14 +96,6 @@ def test_diff_ignores_sharing_layout_views_the_sign_of_zero_and_the_bits_of_nan(
     assert distance(tmp_path, number, number.conj()).max_abs == 4
 
 
-def test_another_type_of_elements_is_a_change_and_measured(tmp_path):
-    exact = torch.tensor([1.0, 1.0 + 2**-10])
-    found = differ(tmp_path, {"t": exact}, {"t": exact.bfloat16()})
-    [change] = found.changes
-    assert (change.what, change.a, change.b) == ("type", "float32", "bfloat16")
-    assert found.tensors["t"].max_abs == 2**-10 and found.tensors["t"].differing == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
 def test_diff_compares_whole_numbers_exactly(tmp_path, dtype):
     limits = torch.iinfo(dtype)
@@ -138,6 +111,10 @@ def test_diff_compares_quantized_and_narrow_types(tmp_path):
         b = torch.quantize_per_tensor(torch.arange(4.0), 0.25, 1, torch.qint8)
     found = differ(tmp_path, {"t": a}, {"t": b})
     assert [change.what for change in found.changes] == ["value"] and found.tensors["t"].max_abs == 6
+    exact = torch.tensor([1.0, 1.0 + 2**-10])
+    found = differ(tmp_path, {"t": exact}, {"t": exact.bfloat16()})
+    assert [(each.what, each.a, each.b) for each in found.changes] == [("type", "float32", "bfloat16")]
+    assert found.tensors["t"].max_abs == 2**-10 and found.tensors["t"].differing == 1
     low, high = torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn), torch.tensor([1.0, 4.0]).to(torch.float8_e4m3fn)
     assert distance(tmp_path, low, high).max_abs == 2
     assert differ(tmp_path, {"t": torch.eye(2).to_sparse()}, {"t": (2 * torch.eye(2)).to_sparse()}).tensors
@@ -178,25 +155,6 @@ def test_the_distance_of_tensors_is_that_of_numpy(tmp_path, monkeypatch, block, 
         assert (got.count, got.differing, got.nans) == (tensor.numel(), *wanted[:2])
         assert got.max_abs == pytest.approx(wanted[2], rel=1e-15, abs=0)
         assert (name in found.tensors) == (wanted[0] > 0)
-
-
-def test_diff_of_large_files_loads_neither_into_memory(tmp_path):
-    """Two files of 120 MB, compared by a process that stays far below one of them."""
-    big = {f"layer-{i}": torch.full((5_000_000,), float(i)) for i in range(6)}
-    torch.save(big, tmp_path / "a.pt")
-    big["layer-5"][-1] += 1
-    torch.save(big, tmp_path / "b.pt")
-    program = (
-        "import resource, sys, torch; from fastckpt._core.inspect import diff; from pathlib import Path\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "files = [diff.InventoryFile(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]]\n"
-        "found = diff.diff_files(*files)\n"
-        "assert found.tensors['layer-5'].max_abs == 1 and len(found.tensors) == 1\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ), check=True)
-    assert int(done.stdout) * 1024 < 80e6
 
 
 def test_a_comparison_of_bits_counts_what_is_equal_as_a_number():

@@ -85,24 +85,19 @@ def assert_tells(lines: list[dict[str, Any]], state: str, *texts: str) -> None:
 
 
 def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt, three):
+    """The command is that of docs/operate/doctor.md."""
+    text = (Path(__file__).parents[2] / "docs/operate/doctor.md").read_text()
+    command = re.search(r"^fastckpt (doctor .*)$", text, re.MULTILINE)
+    places = {"/data/run": str(three), "node1": "localhost", "node2": "127.0.0.1"}
+    arguments = re.sub("|".join(places), lambda match: places[match[0]], command[1]).split()
     before = sorted(map(str, three.rglob("*")))
-    said = fastckpt("doctor", three, "--json")
+    said = fastckpt(*arguments, "--json")
     lines = by_name(said.document)
-    assert said.code == 0 and said.document["state"] in ("ok", "warning")
+    assert said.code == 0 and said.document["state"] in ("ok", "warning") and "endpoint localhost:29400" in lines
     assert sorted(map(str, three.rglob("*"))) == before
     assert lines["resume"][0]["found"].startswith("step 30 of history 1 from storage")
     assert "step 20 in storage, step 10 in storage" in lines["resume"][1]["found"]
     assert "became durable" in lines["writes"][0]["found"] and states(lines["locks"]) == ["ok"]
-
-
-def test_lines_for_people_have_states_remedies_and_a_count(fastckpt, tmp_path):
-    (tmp_path / "file").touch()
-    said = fastckpt("doctor", tmp_path / "file")
-    lines = said.out.splitlines()
-    at = lines.index(f"problem  directory: {tmp_path / 'file'} is a file")
-    assert said.code == 1 and lines[at + 1] == "         -> Give a directory"
-    assert lines[-1].split()[1].rstrip(",s") == "problem"
-    assert fastckpt("doctor", "--deadline", "0").code == 2 and fastckpt("doctor", "--no-such").code == 2
 
 
 def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path):
@@ -265,8 +260,7 @@ def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it
     code, lines = run(PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     assert code == 1 and states(lines["packages"]) == ["problem", "problem"]
     remedies = [line["remedy"] for line in lines["packages"]]
-    assert any(each.startswith("pip install 'psutil") for each in remedies)
-    assert any(each.startswith("pip install 'torch") for each in remedies)
+    assert all(any(each.startswith(f"pip install '{name}") for each in remedies) for name in ("psutil", "torch"))
 
 
 def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch):
@@ -293,41 +287,26 @@ def test_limits_of_cgroups_of_both_versions_are_found(tmp_path, monkeypatch):
         return member if str(self) == "/proc/self/cgroup" else read_text(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "read_text", fake)
-    group = tmp_path / "a/b"
-    group.mkdir(parents=True)
-    files = {"memory.max": 1 << 30, "memory.current": 1020 << 20, "memory.high": 512 << 20, "cpu.max": "50000 100000"}
-    for name, value in (files | {"pids.max": 100, "pids.current": 90}).items():
-        (group / name).write_text(f"{value}\n")
-    (tmp_path / "a/pids.max").write_text("max\n")
+    files = {
+        "a/pids.max": "max", "a/b/memory.max": 1 << 30, "a/b/memory.current": 1020 << 20, "a/b/memory.high": 512 << 20,
+        "a/b/cpu.max": "50000 100000", "a/b/pids.max": 100, "a/b/pids.current": 90,
+        "memory/c/memory.limit_in_bytes": 1 << 30, "memory/c/memory.usage_in_bytes": 1 << 20,
+        "cpu/c/cpu.cfs_quota_us": -1, "cpu/c/cpu.cfs_period_us": 100000,
+        "pids/c/pids.max": 1000, "pids/c/pids.current": 10,
+    }  # fmt: skip
+    for name, value in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
     assert states(look("cgroup memory")) == ["warning", "warning"] and states(look("cgroup processor")) == ["warning"]
     assert states(look("cgroup processes")) == ["problem"]
     member = "4:memory:/c\n2:cpu,cpuacct:/c\n8:pids:/c\n"
-    for controller, files in {
-        "memory": {"memory.limit_in_bytes": 1 << 30, "memory.usage_in_bytes": 1 << 20},
-        "cpu": {"cpu.cfs_quota_us": -1, "cpu.cfs_period_us": 100000},
-        "pids": {"pids.max": 1000, "pids.current": 10},
-    }.items():
-        (tmp_path / controller / "c").mkdir(parents=True)
-        for name, value in files.items():
-            (tmp_path / controller / "c" / name).write_text(f"{value}\n")
     [line] = look("cgroup memory")
     assert line["state"] == "ok" and "counts" in line["found"] and "1023.0 MiB free of 1.0 GiB" in line["found"]
     assert states(look("cgroup processor")) == ["ok"] and states(look("cgroup processes")) == ["warning"]
-
-
-def test_the_command_of_the_page_runs(fastckpt, three):
-    text = (Path(__file__).parents[2] / "docs/operate/doctor.md").read_text()
-    command = re.search(r"^fastckpt (doctor .*)$", text, re.MULTILINE)
-    assert command
-    places = {"/data/run": str(three), "node1": "localhost", "node2": "127.0.0.1"}
-    arguments = re.sub("|".join(places), lambda match: places[match[0]], command[1]).split()
-    said = fastckpt(*arguments)
-    assert said.code == 0 and "endpoint localhost:29400" in said.out and f"directory: {three}" in said.out
 
 
 def test_fewer_cores_than_ranks_are_a_warning():
     """Such as where Slurm binds the one task of a node, and it has asked for no core besides."""
     usable = len(os.sched_getaffinity(0))
     [enough], [short] = (list(cores(Subject(ranks=ranks))) for ranks in (usable, usable + 1))
-    assert (enough.state, short.state) == (Severity.OK, Severity.WARNING)
-    assert f"fewer than the {usable + 1} ranks" in short.found and "--cpus-per-task" in short.remedy
+    assert (enough.state, short.state) == (Severity.OK, Severity.WARNING) and "--cpus-per-task" in short.remedy

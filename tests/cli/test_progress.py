@@ -145,12 +145,6 @@ def test_nothing_but_long_work_in_a_terminal_shows_progress(fastckpt, large, opt
     assert (shown.code, shown.raw, shown.out) == (0, "", fastckpt(*command).out)
 
 
-def test_json_on_standard_output_is_the_same_with_progress_on_a_terminal_in_colour(fastckpt, large):
-    command = [*filled(VERIFY[1], large), "--json"]
-    shown = Terminal(command, Slowed(), piped=True).finish()
-    assert shown.drawings and "\x1b[" in shown.raw and shown.screen == [""] and shown.out == fastckpt(*command).out
-
-
 def interrupted(
     command: list[str],
     deed: str,
@@ -194,7 +188,7 @@ def test_an_export_that_is_ended_leaves_no_half_a_file_on_a_clean_terminal(large
 
 
 def test_work_goes_on_where_the_terminal_is_lost_or_takes_nothing_or_is_another_jobs(fastckpt, large):
-    command = filled(VERIFY[1], large)
+    command = [*filled(VERIFY[1], large), "--json"]
     answer = fastckpt(*command).out
 
     def outliving() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from fastckpt._core.report.events import FOLDER, parsed
 from fastckpt._core.report.report import report
-from fastckpt_run import formatting
 from fastckpt_run.views.chart import Axis, Bar, lane
 from fastckpt_run.views.page import page
 from tests.cli.test_docs import RECORDED, leave_log
@@ -197,12 +196,3 @@ def test_any_sequence_of_events_makes_a_report_page(fastckpt, tmp_path, changes)
         said = fastckpt("report", log, *options)
         assert said.code == 0, said.err
     assert_safe((tmp_path / "page").read_text())
-
-
-def test_durations_and_rates_in_the_report_have_fitting_units():
-    durations = {
-        None: "?", 0: "0 ms", 1_234_567: "1.23 ms", 999_400_000: "999 ms", 999_900_000: "1.00 s",
-        12_345_000_000: "12.3 s", 99_949_000_000: "99.9 s", 100 * 10**9: "1 min 40 s", 5999 * 10**9: "99 min 59 s",
-        6000 * 10**9: "1 h 40 min", 7200 * 10**9: "2 h", 359_999 * 10**9: "99 h 59 min", 360_000 * 10**9: "4 d 4 h",
-    }  # fmt: skip
-    assert {length: formatting.duration(length) for length in durations} == durations

@@ -14,7 +14,6 @@ import numpy
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.format.skeleton import sketch
 from fastckpt._core.inspect import tree as tree_module
 from fastckpt._core.inspect.tree import Group, TreeEntry, read_tree, stored_bytes
@@ -58,16 +57,6 @@ def test_show_lists_every_name_with_type_shape_and_bytes(fastckpt, three):
     }  # fmt: skip
     names = {entry["name"] for entry in rank["entries"]}
     assert {"", "rng", "rng.cpu", "state", "state.epoch", "rng.python.1", "rng.numpy.state.key"} <= names
-
-
-def test_show_reads_a_checkpoint_in_memory(fastckpt, directory):
-    with DdpCheckpointer(directory) as checkpointer:
-        for step in (1, 2):  # the second writes its numbers in place
-            state = {"w": torch.full((5,), step), "step": step}
-            checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
-        document = fastckpt("show", directory, "--file", "model.pt", "--json").document
-    assert document["checkpoint"]["tier"] == "memory" and document["checkpoint"]["step"] == 2
-    assert {entry["name"]: entry["value"] for entry in document["files"][0]["entries"]}["step"] == 2
 
 
 def test_show_names_tensor_types_as_torch_loads_them_and_counts_shared_bytes_once():
@@ -140,13 +129,11 @@ def archive(pickled: bytes) -> bytes:
 @pytest.mark.parametrize(
     "pickled",
     [
-        b"",
         b"garbage",
         pickle.dumps({"a": 1})[:-4],
         b"\x80\x02ctorch\nFloatStorage\n" + b"Q.",  # a persistent id that is none
         b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ\xff\xff\xff\xfftQ.",
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x02K\x03tR.",
-        b"\x80\x02c__builtin__\nset\n(](]e\x85R.",
         b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
         b"]" * 100_000 + b"a" * 99_999 + b".",  # nested deeper than anybody can follow
     ],

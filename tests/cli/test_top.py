@@ -32,11 +32,6 @@ def test_a_terminal_of_80_columns_has_each_worker_in_one_line_and_colour(url):
     assert "\x1b[1;31mrank 1 on node1 is slow" in shown.raw, "an alarm among the events"
 
 
-def test_a_pipe_gets_no_colour_and_all_columns(url):
-    shown = Terminal(["top", url], columns=80, piped=True).finish()
-    assert "\x1b" not in shown.out and "PROCESS" in shown.out and "takes steps, slow: data, costs 197%" in shown.out
-
-
 def test_columns_that_say_least_are_left_out_first_and_trouble_never():
     document = json.loads(RECORDED.read_text())
     document["nodes"][0]["tiers"][0]["trouble"] = "storage is full"

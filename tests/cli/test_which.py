@@ -19,7 +19,7 @@ from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory, Share
 from fastckpt.errors import NoLoadableCheckpoint
 from tests.cli import harm
-from tests.cli.conftest import killed_job, publish, quarantine
+from tests.cli.conftest import publish, quarantine
 
 
 def harmed(damage: Callable[[Path], None], file: str, *steps: int, directory: Path) -> None:
@@ -111,31 +111,6 @@ def test_which_prefers_memory_names_its_job_and_passes_over_slots_that_do_not_co
         assert reasons[2].startswith("damaged: ") and str(newest / "model.pt") in reasons[2]
         items = fastckpt("ls", directory, "--json").document["checkpoints"]
         assert {item["step"]: item["state"] for item in items} == {3: "writing", 2: "damaged", 1: "whole"}
-
-
-def test_which_ignores_memory_of_a_removed_directory(fastckpt, directory):
-    killed_job(directory)
-    assert fastckpt("which", directory, "--json").document["choice"]["tier"] == "memory"
-    harm.lose(directory)
-    directory.mkdir()
-    document = fastckpt("which", directory, "--json").document
-    assert document["outcome"] == "fresh start" and document["choice"] is None
-    assert document["others"][0]["why"].startswith("foreign: ")
-    assert fastckpt("shm", "clean", "--force", "--yes").code == 0
-
-
-def test_which_prefers_the_remote_store_last(fastckpt, three, tmp_path):
-    far = tmp_path / "far"
-    for step in (30, 40):
-        publish(far, step)
-    document = fastckpt("which", three, "--remote", far, "--json").document
-    assert (document["choice"]["step"], document["choice"]["tier"]) == (40, "remote")
-    harm.lose(far / "checkpoint-40")
-    document = fastckpt("which", three, "--remote", far, "--json").document
-    assert (document["choice"]["step"], document["choice"]["tier"]) == (30, "storage")
-    assert document["others"][0]["why"] == "storage is nearer than remote"
-    tiers = [item["tier"] for item in fastckpt("ls", three, "--remote", far, "--json").document["checkpoints"]]
-    assert tiers == ["storage", "remote", "storage", "storage"]
 
 
 def test_which_ignores_memory_of_one_node_that_lacks_shards_of_others():

@@ -1,16 +1,12 @@
 """The page of benchmarks: made from the recorded runs, of modules that are there, by a harness that runs a real job."""
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.__main__ import benchmarks
@@ -67,19 +63,3 @@ def test_a_save_on_an_accelerator_is_measured_beside_the_copy_of_the_driver():
     )  # fmt: skip
     assert re.search(r"\| save at once : copy \| \**\d", done.stdout), done.stdout
     assert "Not run" not in done.stdout and re.search(r"\| stall, overlap : at once \| -?\d", done.stdout), done.stdout
-
-
-def test_a_benchmark_that_is_interrupted_leaves_neither_processes_nor_folders():
-    process = psutil.Popen([sys.executable, "-m", "benchmarks", "later_save", "--gigabytes=0.01"], cwd=page.ROOT)
-    deadline = time.monotonic() + 60
-    tree: list[psutil.Process] = []
-    while not any("fastckpt_run" in each.cmdline() for each in tree):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-        tree = process.children(recursive=True)
-    turn = Turn.from_json(json.loads(tree[0].cmdline()[-2]))
-    assert turn.folder.exists() and turn.shm.exists()
-    process.terminate()
-    assert process.wait(60) == 128 + signal.SIGTERM
-    assert not psutil.wait_procs(tree, timeout=10)[1]
-    assert not turn.folder.exists() and not [*turn.shm.parent.glob(f"*{turn.shm.name}*")]

@@ -55,9 +55,6 @@ class Browser:
             time.sleep(0.05)
         return found
 
-    def text(self) -> str:
-        return str(self.run("document.body.innerText"))
-
     def look(self, width: int, height: int = 900, *, dark: bool = False, scale: float = 1.0) -> None:
         """Have a window of this size, on a screen of a phone or a desk, in the light or in the dark."""
         phone = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
@@ -110,21 +107,11 @@ def browser(folder: Path) -> Iterator[Browser]:
     """A browser whose profile is in a folder; it looks up no names, and finds no proxy."""
     to, back = os.pipe(), os.pipe()
     arguments = [
-        PROGRAM,
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
-        "--no-proxy-server",
-        f"--user-data-dir={folder / 'profile'}",
-        f"--log-net-log={folder / 'net.json'}",
-        "--remote-debugging-pipe",
-        "about:blank",
-    ]
+        PROGRAM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--no-proxy-server",
+        "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
+        f"--user-data-dir={folder / 'profile'}", f"--log-net-log={folder / 'net.json'}", "about:blank",
+    ]  # fmt: skip
     # The browser reads from descriptor 3, and writes to 4.
     reads, writes = (fcntl.fcntl(each, fcntl.F_DUPFD, 64) for each in (to[0], back[1]))
     script = f'exec 3<&{reads} 4>&{writes}; exec "$@"'
