@@ -140,9 +140,9 @@ def _run(arguments: list[str], setup: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             try:
                 stream.flush()
-            except (OSError, ValueError, AttributeError):
+            except (OSError, ValueError):
                 code = code or 98
         os._exit(code)

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from fastckpt._core.policy.node_check import FLOORS, Verdict
-from fastckpt._core.report.events import FOLDER
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli.check import LONGEST
 from fastckpt_run.node_check.pairs_by_hand import check_by_hand
-from tests.cli.test_docs import RECORDED
 from tests.support.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs/operate/node_check.md"
@@ -74,16 +72,6 @@ def test_one_line_is_as_long_as_node_problem_detector_takes(fastckpt, tmp_path):
     said = fastckpt("check", tmp_path / ("long-" * 40), *DISK, "--one-line")
     assert said.code == 1 and said.out.startswith("problem: disk ") and said.out.count("\n") == 1
     assert len(said.out.strip()) == LONGEST
-
-
-def test_failures_of_this_host_are_named(fastckpt, tmp_path, monkeypatch):
-    (tmp_path / FOLDER).mkdir(parents=True)
-    log = tmp_path / FOLDER / "000001-node1-1176.jsonl"
-    log.write_bytes(RECORDED.read_bytes())
-    hosts = {json.loads(line).get("host") for line in log.read_text().splitlines()} - {None}
-    monkeypatch.setattr("socket.gethostname", lambda: hosts.copy().pop())
-    said = fastckpt("check", tmp_path, *DISK)
-    assert "has failed 2 times in this job, of 2 failures in all" in said.out
 
 
 # --- several nodes

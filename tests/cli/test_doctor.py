@@ -101,6 +101,11 @@ def test_a_sound_directory_has_code_0_and_is_left_as_it_was(fastckpt, three):
 
 
 def test_memory_that_is_no_tmpfs_missing_or_not_permitted(tmp_path):
+    (tmp_path / "file").touch()
+    assert_tells(look("directory", tmp_path / "file"), "problem", "file is a file", "Give a directory")
+    assert states(look("writes", tmp_path / "file")) == ["problem"]
+    assert_tells(look("resume", tmp_path / "none"), "ok", "a launch starts fresh")
+    assert_tells(look("history", tmp_path), "ok", "nobody has saved there")
     assert states(look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path))) == ["warning"]
     missing = look("shared memory", FASTCKPT_SHM_DIR=str(tmp_path / "none"))
     assert_tells(missing, "problem", "No such file", "--fast-shm-dir")

@@ -53,18 +53,6 @@ def test_export_to_torch_loads_with_equal_values(fastckpt, three, out):
     assert torch.load(out / "rank.pt", weights_only=True)["state"] == {"epoch": 30}
 
 
-def test_export_to_safetensors_loads_with_equal_values(fastckpt, three, out):
-    path = out / "state.safetensors"
-    assert fastckpt("export", f"{three}@20", path, "--json").document["format"] == "safetensors"
-    tensors = load_file(path)
-    assert sorted(tensors) == ["model.b", "model.w"]
-    assert torch.equal(tensors["model.w"], torch.full((4, 3), 20.0))
-    assert json.loads(metadata(path)["fastckpt.values"]) == {"step": 20, "lr": 0.5}
-    assert fastckpt("export", f"{three}@20", out / "model.safetensors", "--only", "model").code == 0
-    assert sorted(load_file(out / "model.safetensors")) == ["b", "w"]
-    assert metadata(out / "model.safetensors") == {"format": "pt"}
-
-
 def test_tied_tensors_views_and_lists_are_exported_with_their_values(fastckpt, model, out):
     weights = torch.arange(12.0).view(3, 4)
     state = {"head": weights, "embedding": weights, "part": weights[1:], "t": weights.t()}

@@ -8,7 +8,7 @@ import torch
 
 from fastckpt import DdpCheckpointer, StorageType
 from tests.cli import harm
-from tests.cli.conftest import publish, quarantine
+from tests.cli.conftest import publish
 
 
 def test_ls_lists_checkpoints_in_memory_and_on_storage(fastckpt, directory):
@@ -41,22 +41,6 @@ def test_ls_names_checkpoints_of_other_tools_and_a_missing_directory(fastckpt, d
     for command in ("ls", "which"):
         assert fastckpt(command, directory).out.endswith(f"{said}: show, diff and export read it\n"), command
     assert f"{directory} has no checkpoint of fastckpt to check; {said}" in fastckpt("verify", directory).err
-
-
-def test_ls_gives_the_reason_why_a_checkpoint_does_not_count(fastckpt, three, tmp_path):
-    publish(three, 40, target=str(tmp_path / "best.pt"))
-    harm.truncate(tmp_path / "best.pt")
-    harm.remove(three / "checkpoint-30/manifest.json")
-    harm.empty(three / "checkpoint-10/manifest.json")
-    quarantine(three, 20)
-    items = {item["step"]: item for item in fastckpt("ls", three, "--json").document["checkpoints"]}
-    assert {step: (item["state"], item["history"]) for step, item in items.items()} == {
-        40: ("damaged", 1), 30: ("damaged", None), 20: ("quarantined", 1), 10: ("damaged", None),
-    }  # fmt: skip
-    assert items[40]["path"] == str(three / "checkpoint-40") and "bytes" in items[40]["why"]
-    assert str(three / "checkpoint-30") in items[30]["why"] and "manifest" in items[30]["why"]
-    assert items[20]["why"] == "bits flipped" and items[20]["size"] > 0
-    assert not any(item["whole"] for item in items.values())
 
 
 def test_a_checkpoint_without_the_files_of_a_rank_does_not_count(fastckpt, three):

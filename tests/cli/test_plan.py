@@ -113,6 +113,8 @@ def test_costs_and_failures_are_those_of_the_event_log(fastckpt, table):
     assert plan["goodput"]["memory"] < rare["goodput"]["memory"] < rare["goodput"]["without"]
     assert rare["persist"]["seconds"] == pytest.approx(rare["bytes"]["node"] / 100e6)
     assert rare["persist"]["written_now"] is None  # nothing is written where the rate is given
+    shown = fastckpt("plan", table, "--process-memory", "2GiB", "--restart-seconds", "30s").out
+    assert "resources: {limits: {memory: " in shown and "with 2.0 GiB of " in shown
     slow = fastckpt("plan", table, "--json", env={"FASTCKPT_PERSIST_MBPS": "0.001"}).document
     assert slow["persist"]["written_now"] == 1000
     given = fastckpt("plan", table, "--every", "5,10", "--json").document["intervals"]

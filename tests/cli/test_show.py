@@ -36,29 +36,6 @@ def assert_refused(said: Said, *texts: str) -> None:
     assert said.code == 2 and not said.out and all(text in said.err for text in texts), said
 
 
-def test_show_lists_every_name_with_type_shape_and_bytes(fastckpt, three):
-    document = fastckpt("show", f"{three}@20", "--json").document
-    assert document["checkpoint"]["step"] == 20 and document["checkpoint"]["tier"] == "storage"
-    model, rank = document["files"]
-    path = three / "checkpoint-20/model.pt"
-    empty = {"shape": None, "bytes": None, "storage": None, "value": None}
-    tensor = {"kind": "tensor", "type": "float32", "value": None}
-    entries = [
-        {**empty, "name": "", "kind": "group", "type": "dict"},
-        {**empty, "name": "model", "kind": "group", "type": "dict"},
-        {**tensor, "name": "model.w", "shape": [4, 3], "bytes": 48, "storage": "0"},
-        {**tensor, "name": "model.b", "shape": [3], "bytes": 12, "storage": "1"},
-        {**empty, "name": "step", "kind": "value", "type": "int", "value": 20},
-        {**empty, "name": "lr", "kind": "value", "type": "float", "value": 0.5},
-    ]
-    size = path.stat().st_size
-    assert model == {
-        "name": "model.pt", "path": str(path), "size": size, "tensors": 2, "bytes": 60, "entries": entries
-    }  # fmt: skip
-    names = {entry["name"] for entry in rank["entries"]}
-    assert {"", "rng", "rng.cpu", "state", "state.epoch", "rng.python.1", "rng.numpy.state.key"} <= names
-
-
 def test_show_names_tensor_types_as_torch_loads_them_and_counts_shared_bytes_once():
     base = torch.arange(6.0).view(2, 3)
     state = {
