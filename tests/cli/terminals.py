@@ -61,7 +61,6 @@ class Terminal:
         arguments: Of the command.
         setup: What the child does before; it is lost with it.
         piped: Whether standard output goes to a pipe, so that the terminal has standard error alone.
-        columns: The terminal's width.
         environment: Variables.
     """
 
@@ -71,7 +70,6 @@ class Terminal:
         setup: Callable[[], None] = lambda: None,
         *,
         piped: bool = False,
-        columns: int = 100,
         **environment: str,
     ) -> None:
         self._pipe, out = os.pipe()
@@ -86,7 +84,7 @@ class Terminal:
             _run([str(argument) for argument in arguments], setup)
         os.close(out)
         os.close(parent_reads)
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         os.close(go)
 
     def type(self, keys: bytes) -> None:

@@ -39,20 +39,6 @@ def metadata(path: Path) -> dict[str, str]:
         return file.metadata()
 
 
-def test_export_to_torch_loads_with_equal_values(fastckpt, three, out):
-    said = fastckpt("export", f"{three}@20", out / "state.pt", "--json")
-    assert said.document == {
-        "source": str(three / "checkpoint-20/model.pt"), "out": str(out / "state.pt"), "format": "torch", "only": "",
-        "size": (out / "state.pt").stat().st_size,
-    }  # fmt: skip
-    assert listed(out) == ["state.pt"]
-    state = torch.load(out / "state.pt", weights_only=True)
-    assert torch.equal(state["model"]["w"], torch.full((4, 3), 20.0)) and state["step"] == 20
-    assert fastckpt("diff", f"{three}@20", out / "state.pt").code == 0
-    assert fastckpt("export", three, out / "rank.pt", "--file", "rank_0.pt").code == 0
-    assert torch.load(out / "rank.pt", weights_only=True)["state"] == {"epoch": 30}
-
-
 def test_tied_tensors_views_and_lists_are_exported_with_their_values(fastckpt, model, out):
     weights = torch.arange(12.0).view(3, 4)
     state = {"head": weights, "embedding": weights, "part": weights[1:], "t": weights.t()}

@@ -1,34 +1,8 @@
 """`fastckpt ls`: checkpoints of a directory on storage and in memory."""
 
-import os
-import time
-from pathlib import Path
-
 import torch
 
-from fastckpt import DdpCheckpointer, StorageType
-from tests.cli import harm
 from tests.cli.conftest import publish
-
-
-def test_ls_lists_checkpoints_in_memory_and_on_storage(fastckpt, directory):
-    with DdpCheckpointer(directory) as checkpointer:
-        for step in (1, 2):
-            checkpointer.save_checkpoint(step, {"w": torch.ones(10)}, storage_type=StorageType.DISK)
-            checkpointer.wait_latest_checkpoint(60)
-        checkpointer.save_checkpoint(3, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
-        harm.lengthen(directory / "checkpoint-1/model.pt")
-        document = fastckpt("ls", directory, "--json").document
-        shown = fastckpt("ls", directory)
-    assert all(0 <= item["age"] < 60 and abs(item["time"] - time.time()) < 60 for item in document["checkpoints"])
-    rows = [(item["step"], item["tier"]) for item in document["checkpoints"]]
-    assert rows == [(3, "memory"), (2, "memory"), (2, "storage"), (1, "memory"), (1, "storage")]
-    assert [item["state"] for item in document["checkpoints"]] == ["whole"] * 4 + ["damaged"]
-    [job] = document["jobs"]
-    assert (job["pid"], bool(job["host"] and job["started"])) == (os.getpid(), True)
-    assert Path(job["arena"]).name.startswith("fastckpt-")
-    assert shown.code == 0 and not shown.err
-    assert f"damaged: {directory / 'checkpoint-1'}: " in shown.out and "in use by process" in shown.out
 
 
 def test_ls_names_checkpoints_of_other_tools_and_a_missing_directory(fastckpt, directory):

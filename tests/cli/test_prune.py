@@ -59,8 +59,7 @@ def test_prune_with_yes_deletes_what_it_planned_without(fastckpt, three):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [[], ["--keep-last", "0"], ["--keep-minutes", "nan"], ["--keep-best", "x:loss"], ["--keep-best", "2:"]],
+    "options", [[], ["--keep-last", "0"], ["--keep-minutes", "nan"], ["--keep-best", "x:loss"], ["--keep-best", "2:"]]
 )
 def test_wrong_usage_of_prune_deletes_nothing(fastckpt, ten, options):
     said = fastckpt("prune", ten, *options, "--yes")

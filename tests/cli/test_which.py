@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -111,6 +112,9 @@ def test_which_prefers_memory_names_its_job_and_passes_over_slots_that_do_not_co
         assert reasons[2].startswith("damaged: ") and str(newest / "model.pt") in reasons[2]
         items = fastckpt("ls", directory, "--json").document["checkpoints"]
         assert {item["step"]: item["state"] for item in items} == {3: "writing", 2: "damaged", 1: "whole"}
+        assert all(abs(item["time"] - time.time()) < 600 > item["age"] >= 0 for item in items if item["step"] == 1)
+        shown = fastckpt("ls", directory).out
+        assert "\ndamaged: " in shown and "in use by process" in shown
 
 
 def test_which_ignores_memory_of_one_node_that_lacks_shards_of_others():

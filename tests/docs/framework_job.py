@@ -73,12 +73,7 @@ def of_accelerate() -> dict[str, Any]:
     accelerator = Accelerator(cpu=True)
     model = nn.Linear(8, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    return {
-        "accelerator": accelerator,
-        "model": model,
-        "optimizer": optimizer,
-        "batches": cycle(torch.randn(4, 4, 8)),
-    }
+    return {"accelerator": accelerator, "model": model, "optimizer": optimizer, "batches": cycle(torch.randn(4, 4, 8))}
 
 
 def main(folder: Path) -> None:

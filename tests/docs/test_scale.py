@@ -6,14 +6,14 @@ import pytest
 
 from benchmarks.scale import CASES, DAY, Case, Scheme, SimulatedJob, simulate
 
-QUIET = Case("no failures", replace(CASES[0].assumed, failures=1e-12))
+QUIET = Case("nothing fails by itself", replace(CASES[0].assumed, failures=1e-12, hosts=1.0, links=0.0))
 WHOLE = Scheme("memory, one copy", copies=1)
 
 
 @pytest.mark.parametrize("scheme", [WHOLE, Scheme("parity", parity=8)], ids=["copies", "parity"])
 def test_a_lost_pair_goes_back_to_storage_and_other_two_do_not(scheme: Scheme):
     for is_together, source in ((True, "storage"), (False, "copies")):
-        job = SimulatedJob(2 * (scheme.parity or 2), scheme, only("host"), seed=1)
+        job = SimulatedJob(2 * (scheme.parity or 2), scheme, QUIET, seed=1)
         groups = [*job._groups] if scheme.parity else [{host, *held} for host, held in job._placement.holders.items()]
         first, *_ = groups[0]
         others = {host for group in groups for host in group if (host in groups[0]) == is_together} - {first}
@@ -26,19 +26,3 @@ def test_as_many_failures_come_as_are_assumed():
     expected = CASES[0].assumed.failures * 1024 * 60
     assert abs(found.failures - expected) < 4 * expected**0.5
     assert sum(found.by_source.values()) == found.failures
-
-
-def only(kind: str) -> Case:
-    """Nothing fails by itself, and what is made to fail is of one kind."""
-    return replace(QUIET, assumed=replace(QUIET.assumed, hosts=float(kind == "host"), links=float(kind == "link")))
-
-
-def test_a_job_waits_for_a_link_and_its_memory_but_a_spare_needs_copies():
-    waits = SimulatedJob(4, Scheme("memory"), only("link"), seed=1)
-    assert waits._fail("host0001", DAY, DAY, DAY)[0] == "memory"
-    assert waits._until_it_goes_on("memory", DAY) == CASES[0].assumed.link + CASES[0].assumed.restart
-    for copies, source in ((0, "storage"), (1, "copies")):
-        job = SimulatedJob(4, Scheme("spares", copies=copies, spares=0.25), only("link"), seed=1)
-        assert job._fail("host0001", DAY, DAY, DAY)[0] == source
-        assert job._until_it_goes_on("memory", DAY) == CASES[0].assumed.restart
-        assert "host0004" in job._round.ranks and "host0001" not in job._round.ranks
