@@ -49,6 +49,9 @@ def look(kind: str, data: bytes) -> None:
 @given(pickled=st.sampled_from(PICKLES), changes=edits)
 @example(pickled=b"\x80\x02}r\xff\xff\xff\xff.", changes=[])  # a memo of 4 billion
 @example(pickled=b"\x80\x05\x96" + (2**62).to_bytes(8, "little") + b".", changes=[])  # an endless bytearray
+@example(pickled=b"\x80\x02ctorch\nFloatStorage\nQ.", changes=[])  # a persistent id that is none
+@example(pickled=b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x02K\x03tR.", changes=[])
+@example(pickled=b"]" * 100_000 + b"a" * 99_999 + b".", changes=[])  # nested deeper than anybody can follow
 def test_damaged_pickles_are_read_or_refused_as_bad_checkpoints(pickled, changes):
     look("pickle", edited(pickled, changes))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt_run.cli import main
+from fastckpt_run.cli import main, output
 from tests.cli.conftest import publish
 from tests.cli.test_docs import leave_log, page_of_a_job
 
@@ -209,10 +209,11 @@ def test_control_characters_in_names_reach_no_terminal(fastckpt, tmp_path):
     ("answer", "why"),
     [
         (b"SSH-2.0-x\r\n", "is not the live page of a job"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + b'{"job": {}}', "is not the live page of a job"),
         (b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000, "is not the live page of a job"),
         (b'HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n{"job":', "does not answer"),
     ],
-    ids=["another protocol", "very deep", "torn"],
+    ids=["another protocol", "no job", "very deep", "torn"],
 )
 def test_top_says_what_is_wrong_with_a_server_that_is_no_page(fastckpt, answer, why):
     def serve(listening: socket.socket) -> None:
@@ -241,3 +242,8 @@ def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt, tmp_path):
     ):
         said = fastckpt("drain", "node1", *arguments)
         assert said.code == 2 and why in said.err
+
+
+def test_ages_are_printed_in_fitting_units():
+    ages = {None: "?", 0.2: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 10 * 86400: "10 d"}
+    assert {seconds: output.age(seconds) for seconds in ages} == ages

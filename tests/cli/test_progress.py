@@ -237,7 +237,7 @@ def test_the_rate_is_that_of_the_last_seconds_and_time_is_left_by_it():
     assert "100.0 MB of 100.0 MB" in drawn(1, 100_000_000) and "left" not in paper.text
     stage = WorkStage("write", 5000)  # nothing of the stage before counts for it
     assert "0 B of 5.0 kB  0 B/s" in drawn(1, 0) and "5.0 kB of 5.0 kB" in drawn(1, 6000)  # never more than all
-    for width in (1, 40, 101):
+    for width in (1, 5, 40, 101):
         paper.text, paper.width = "", width
         line.draw(WorkStage("verify step 1000000", 10**13, 5 * 10**12))
         line.clear()

@@ -42,6 +42,7 @@ def test_show_names_tensor_types_as_torch_loads_them_and_counts_shared_bytes_onc
         "f8": base.to(torch.float8_e4m3fn), "u16": base.to(torch.uint16), "complex": base.to(torch.complex64),
         "bool": base > 1, "scalar": torch.tensor(3), "empty": torch.empty(0, 4), "half": base.half(),
         "conj": base.to(torch.complex64).conj(), "double": base.double(), "i8": base.to(torch.int8),
+        "meta": torch.empty(3, 4, device="meta"),
     }  # fmt: skip
     found = {entry.name: entry.value for entry in saved(state)}
     for name, tensor in state.items():
@@ -87,23 +88,6 @@ def archive(pickled: bytes) -> bytes:
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr("archive/data.pkl", pickled)
     return buffer.getvalue()
-
-
-@pytest.mark.parametrize(
-    "pickled",
-    [
-        b"garbage",
-        pickle.dumps({"a": 1})[:-4],
-        b"\x80\x02ctorch\nFloatStorage\n" + b"Q.",  # a persistent id that is none
-        b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuJ\xff\xff\xff\xfftQ.",
-        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x02K\x03tR.",
-        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",
-        b"]" * 100_000 + b"a" * 99_999 + b".",  # nested deeper than anybody can follow
-    ],
-)
-def test_show_refuses_damaged_pickles(fastckpt, model, pickled):
-    model.write_bytes(archive(pickled))
-    assert_refused(fastckpt("show", model), str(model))
 
 
 def test_show_refuses_a_pickle_that_describes_too_much(fastckpt, model, monkeypatch):
