@@ -103,7 +103,7 @@ def test_nodes_to_which_nobody_comes_have_no_verdict(fastckpt):
 def test_a_rank_that_is_there_twice_is_refused():
     zero = by_hand(free_port(), 2, [0, 0], 1.0)
     assert sum("node 0 cannot listen at port" in each for each in zero if isinstance(each, str)) == 1
-    found = by_hand(free_port(), 3, [0, 1, 1], 2.0)
+    found = by_hand(free_port(), 3, [0, 1, 1], 5.0)
     refused = [each for each in found if isinstance(each, str)]
     assert refused == ["another node has come with --node-rank 1; give each its own, from 0 on"]
     assert [(each[0].verdict, each[1]) for each in found if not isinstance(each, str)] == [(Verdict.OK, [2])] * 2
