@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,28 @@ def test_a_lost_answer_to_the_manifest_upload_leaves_a_complete_checkpoint_or_no
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     on_s3.sweep()
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
+
+
+def test_readers_of_a_store_see_the_old_or_the_new_checkpoint_at_any_time(on_s3, tmp_path):
+    stop, seen, wrong = threading.Event(), [], []
+
+    def read(reader: RemoteStore) -> None:
+        while not stop.is_set():
+            scan = reader.scan()
+            seen.append(scan.whole[0].id)
+            wrong.extend(scan.damaged)
+
+    publish(on_s3, tmp_path, SaveId(0, 10))
+    with opened(on_s3.path) as reader:
+        thread = threading.Thread(target=read, args=(reader,))
+        thread.start()
+        for history in range(1, 5):
+            publish(on_s3, tmp_path, SaveId(history, 10))
+        stop.set()
+        thread.join()
+    assert seen == sorted(seen)
+    assert len(seen) > 4
+    assert wrong == []
 
 
 # --- locations
