@@ -57,9 +57,9 @@ class Fault:
         globals()[self.deed](self, out, **self.options)
 
 
-def kill(rank: int, at: str, step: int = 0, after: float = 0.0, copied: int | None = None) -> Fault:
-    """SIGKILL of a rank: at once, or ``after`` seconds, or amid a fill, after so many copies and half of one."""
-    return Fault("kill_processes", at, step, rank, {"victims": "worker", "after": after, "copied": copied})
+def kill(rank: int, at: str, step: int = 0, copied: int | None = None) -> Fault:
+    """SIGKILL of a rank: at once, or amid a fill, after so many copies and half of one."""
+    return Fault("kill_processes", at, step, rank, {"victims": "worker", "copied": copied})
 
 
 def kill_both(at: str, step: int = 0, seen_by: int = 0) -> Fault:
@@ -109,11 +109,6 @@ def cut(part: float, at: str, step: int = 0, rank: int = 0) -> Fault:
     return Fault("cut_images", at, step, rank, {"part": part})
 
 
-def fill(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
-    """Somebody takes all that is left of shared memory, for so many seconds."""
-    return Fault("fill_memory", at, step, rank, {"seconds": seconds})
-
-
 def starve(victim: str, at: str, step: int = 0, rank: int = 0) -> Fault:
     """All that the job's cgroup may have is taken: the kernel kills "itself", "agent" or "template"."""
     return Fault("starve_group", at, step, rank, {"victim": victim})
@@ -137,12 +132,9 @@ def refuse(call: str, error: str, at: str, step: int = 0, times: int = 1) -> Fau
 # --- what they do
 
 
-def kill_processes(fault: Fault, out: Path, victims: str, after: float = 0.0, copied: int | None = None) -> None:
+def kill_processes(fault: Fault, out: Path, victims: str, copied: int | None = None) -> None:
     if copied is not None:
         _kill_within_a_copy(copied)
-        return
-    if after:
-        _signal_after(after, signal.SIGKILL)
         return
     agent = os.getpid() if fault.by_agent else os.getppid()
     ranks = f"pid.{fault.rank}" if victims == "worker" else "pid.*"
@@ -158,7 +150,7 @@ def kill_processes(fault: Fault, out: Path, victims: str, after: float = 0.0, co
 
 def stop_process(fault: Fault, out: Path, seconds: float) -> None:
     if seconds:
-        _signal_after(seconds, signal.SIGCONT)
+        _continue_after(seconds)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -208,17 +200,6 @@ def cut_images(fault: Fault, out: Path, part: float) -> None:
     for slot in _slots():
         for path in slot.glob("*.pt"):
             os.truncate(path, int(part * path.stat().st_size))
-
-
-def fill_memory(fault: Fault, out: Path, seconds: float) -> None:
-    ballast = Path(os.environ["FASTCKPT_SHM_DIR"], f"ballast-{time.monotonic_ns()}")
-    file = ballast.open("wb", buffering=0)
-    ballast.unlink()  # it is gone with this process at the latest, as with one that was killed
-    for size in (1 << 16, 1 << 12):
-        with contextlib.suppress(OSError):
-            while file.write(bytes(size)):
-                pass
-    threading.Timer(seconds, file.close).start()
 
 
 def starve_group(fault: Fault, out: Path, victim: str) -> None:
@@ -350,10 +331,10 @@ class _TimerSpec(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns"))
 
 
-def _signal_after(seconds: float, number: int) -> None:
-    """Have the kernel signal this process, whatever it does then and whoever holds the GIL."""
+def _continue_after(seconds: float) -> None:
+    """Have the kernel continue this process, which is stopped by then."""
     libc, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
-    event = _SigEvent(signal=number)
+    event = _SigEvent(signal=signal.SIGCONT)
     spec = _TimerSpec(0, 0, int(seconds), max(1, int(seconds % 1 * 1e9)))
     if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
         raise OSError(ctypes.get_errno(), "timer_create")

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,14 +24,6 @@ DEADLINE = 240.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "6")
 STORE_OF_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Has torchrun give each round of workers a store of its own."""
-
-
-def run_without_fastckpt(folder: Path, script: Path, *arguments: object) -> None:
-    """Have torchrun run a program on two ranks, and see its good end; ``folder`` is for torchrun's logs."""
-    command = [sys.executable, *TORCHRUN[:-2], str(script), *map(str, arguments)]
-    variables = os.environ | {"TMPDIR": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
-    assert done.returncode == 0, done.stderr
 
 
 def launcher_for(folder: Path) -> tuple[str, str]:

@@ -1,23 +1,16 @@
 """A clock of the day that jumps by hours, both ways, for all processes of a job: nothing is timed by it."""
 
-import json
 import os
-import random
 import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fastckpt._core.report.events import find, read
-from fastckpt._core.report.report import report
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import HERE, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.jobs import HERE
 
 HOUR = 3600
 
@@ -41,47 +34,6 @@ class Clock:
 @pytest.fixture
 def clock(tmp_path: Path) -> Clock:
     return Clock(tmp_path)
-
-
-@pytest.fixture
-def jumps(clock: Clock) -> Iterator[list[float]]:
-    """The clock jumps all the time, by up to 12 hours, to one side and the other."""
-    ended, chance, made = threading.Event(), random.Random(5), []
-
-    def jump() -> None:
-        while not ended.wait(0.2):
-            made.append(chance.choice((-12.0, -5.0, -1.5, 0.0, 1.5, 5.0, 12.0)))
-            clock.set(made[-1])
-
-    thread = threading.Thread(target=jump)
-    thread.start()
-    yield made
-    ended.set()
-    thread.join()
-
-
-@pytest.mark.campaign
-def test_a_job_under_a_clock_that_jumps_trains_and_resumes_as_without(
-    new_job, uninterrupted, clock: Clock, jumps: list[float]
-) -> None:
-    job = new_job().with_faults(
-        kill(rank=1, at="snapshot.fill", step=14),
-        kill_agent(at="persist.rename", step=20),
-        kill(rank=0, at="train.step", step=33),
-        kill_agent(at="snapshot.commit", step=42),
-    )
-    # a fork would have the clock of what it was forked from
-    shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "6")
-    job.run_to_the_end(launcher=("-u", str(HERE / "launch.py"), str(job.folder), *shape), **clock.variables)
-    assert_all_injected(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted())
-    assert {tier for _, tier in job.resumes()[1:]} == {"memory"}
-    assert job.stored()[0] == 60 and not job.arena().exists()
-    found = report([read(path) for path in find(str(job.checkpoint_dir))])
-    assert sum(found.lost.values()) == found.total and not found.unreadable
-    times = [json.loads(line)["time"] for line in job.events.read_text().splitlines()]
-    assert max(times) - min(times) > 5 * HOUR, "the jobs saw no jump"
-    assert jumps
 
 
 SCRIPT = """

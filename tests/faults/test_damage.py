@@ -3,23 +3,20 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fastckpt._core.memory import slots
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.conftest import PATH
 from tests.faults.diary import digest
-from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job
 from tests.support.live_folders import remove_live
 from tests.support.ports import free_port
 
@@ -141,13 +138,9 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "a directory": replace_by_directory,
 }
 FILES = ("model.pt", "rank_0.pt", "rank_1.pt", "manifest.json")
-CHOSEN = [*zip(DAMAGE, FILES * 2, strict=True), ("missing", "manifest.json"), ("flipped in its middle", "rank_1.pt")]
 
 
-@pytest.mark.parametrize(
-    ("damage", "name"),
-    [pytest.param(*each, marks=[pytest.mark.campaign] * (each not in CHOSEN)) for each in product(DAMAGE, FILES)],
-)
+@pytest.mark.parametrize(("damage", "name"), [*zip(DAMAGE, FILES * 2, strict=True), ("missing", "manifest.json")])
 def test_a_damaged_file_makes_all_ranks_fall_back_to_the_step_before(resumers, expected, directory, name, damage):
     newest, last = expected.steps[:2]
     place = directory / f"checkpoint-{newest}"
@@ -204,19 +197,3 @@ def test_damage_that_one_rank_alone_sees_is_applied_by_none_and_not_quarantined(
     assert found(answers) == expected(last)
     assert path.exists() and CheckpointDirectory(directory).scan().quarantined == []
     assert found(resumers(directory)) == expected(newest)  # when that is mended
-
-
-@pytest.mark.parametrize("name", [pytest.param("model.pt", marks=pytest.mark.campaign), "rank_1.pt"])
-def test_damage_of_digested_memory_is_found_after_the_agents_death(new_job, uninterrupted, name):
-    job = new_job().start("--stop-at", "37", "--memory", "12", "--disk", "12")
-    job.wait_for_all(37)
-    job.wait_for_storage(36)
-    slot = next(path for path in job.arena().glob("slot-*") if (slots.read(path).committed or (0, 0))[1] == 36)
-    job.until(lambda: set(slots.read(slot).digests) == {"model.pt", "rank_0.pt", "rank_1.pt"}, "its digests")
-    job.send(signal.SIGKILL)
-    job.wait()
-    flip(slot / name)
-    job.run("--memory", "12", "--disk", "12")
-    assert job.resumes(0) == job.resumes(1) == [(0, ""), (36, "storage")]
-    assert "not resumed from step 36" in job.text() and f"{name} is damaged" in job.text()
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=12)

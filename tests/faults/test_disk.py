@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.storage.local.identity import identity
-from tests.faults.faults import kill
-from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 
 MIB = 1 << 20
 EXT4_IOC_SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
@@ -195,15 +194,3 @@ def test_a_job_whose_device_is_removed_ends_and_resumes_its_memory_later(device,
     assert job.resumes()[1:] == [(32, "memory")]
     assert job.stored()[0] == job.newest_saved()
     assert_as_if_nothing_had_happened(job, uninterrupted())
-
-
-def test_with_the_default_storage_type_a_kill_costs_one_step_at_most_on_a_slow_disk(new_job, uninterrupted) -> None:
-    """A checkpoint of 86 KB takes several steps."""
-    each = ("--default", "--memory", "1")
-    job = new_job().with_faults(kill(rank=1, at="train.step", step=30), kill(rank=0, at="snapshot.fill", step=45))
-    job.run(*each, FASTCKPT_PERSIST_MBPS="4")
-    assert_all_injected(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted(*each), interval=1)
-    assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"]
-    assert job.skips() == set()
-    assert job.stored()[0] == 60

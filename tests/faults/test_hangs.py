@@ -5,8 +5,6 @@ import re
 import signal
 import time
 
-import pytest
-
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import report
 from fastckpt_run import formatting
@@ -19,8 +17,6 @@ from tests.unit._core.report.schema import faults
 TIMEOUT = 2.5
 SLOW = TIMEOUT + 0.7
 STEPS = ("--steps", "30")
-PATIENCE = ("--patience", "150")
-"""Half of it is what ranks that wait have under "auto"."""
 
 
 def start(job: Job, *script: str, timeout: str = str(TIMEOUT), **options) -> Job:
@@ -104,40 +100,6 @@ def test_slow_steps_phases_and_saves_do_not_count_as_hangs(new_job, uninterrupte
     assert job.ends() == uninterrupted().ends()
 
 
-@pytest.mark.campaign
-def test_a_hang_with_no_restart_left_ends_the_job_with_its_reason(new_job):
-    job = new_job().with_faults(stop(rank=1, at="train.step", step=11))
-    assert start(job, restarts=0).wait() == 1
-    assert "rank 1 is stopped (SIGSTOP); killing" in job.text()
-    assert re.search(r"Signal 9 \(SIGKILL\) received by PID \d+, from the agent, because it hung", job.text()), (
-        job.text()
-    )
-    assert job.text().count("because it hung") == 1
-    assert job.stored()[0] == 10, "flushed"
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("timeout", "least", "faults"),
-    [
-        ("2", 20, [stop(1, "train.step", 1), stop(0, "snapshot.fill", 10), stop(1, "resume.load")]),
-        ("auto", 75, [stop(1, "train.step", 21)]),
-    ],
-)
-def test_stopped_ranks_are_noticed_in_first_steps_in_saves_and_when_all_are_idle(
-    new_job, uninterrupted, timeout, least, faults
-):
-    job = new_job().with_faults(*faults)
-    assert start(job, *PATIENCE, timeout=timeout, restarts=5).wait() == 0, job.text()
-    assert_all_injected(job)
-    found = hangs(job)
-    assert [line["culprits"] for line in found] == [[fault.rank] for fault in faults], job.text()
-    assert all(line["silent"] > least for line in found)
-    if timeout == "auto":
-        assert "rank 1 is stopped (SIGSTOP); they have 75 s, as they may wait in good health" in job.text()
-    assert_as_if_nothing_had_happened(job, uninterrupted())
-
-
 def start_two_nodes(new_job, fault, *script, **options) -> tuple[Job, Job]:
     """Two agents of a rank each, in one checkpoint directory."""
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
@@ -170,27 +132,3 @@ def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, unin
         r", waiting for rank 1 on \S+ in loop_in_c_with_the_gil \(faults\.py:\d+\)$", formatting.failure(of_first)
     ), found.failures
     assert_as_if_nothing_had_happened(jobs[0], uninterrupted(), interval=10)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("fault", "timeout"),
-    [
-        (stop(1, "train.step", 23), str(TIMEOUT)),
-        (hang(0, "train.step", 23, "loop_in_c_with_the_gil"), str(TIMEOUT)),
-        (stop(1, "train.step", 23), "auto"),
-    ],
-    ids=["stopped", "loops", "auto"],
-)
-def test_a_hang_on_one_of_two_nodes_restarts_the_workers_of_both(new_job, uninterrupted, fault, timeout):
-    """Each agent looks at its own workers; what ends those of one restarts those of all."""
-    first, second = start_two_nodes(new_job, fault, *PATIENCE, timeout=timeout)
-    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
-    found = hangs(first) + hangs(second)
-    assert [fault.rank] in [line["culprits"] for line in found], first.text() + second.text()
-    assert timeout != "auto" or all(60 < line["silent"] < 600 for line in found)
-    reasons = [line["reason"] for line in found if line["culprits"] != [fault.rank]]
-    # It may be ending by then, because the collective that it waited in has failed.
-    waits = f"waits for rank {fault.rank} on host "
-    assert all(reason.startswith(waits) or reason == "hangs" for reason in reasons), first.text() + second.text()
-    assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)

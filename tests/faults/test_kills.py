@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from tests.faults.faults import kill, set_clock
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.support.json_lines import whole_lines
 
-GAP = 12
-"""Steps between two kills of one worker: more than a job does within the longest delay."""
 WIDE_GAP = 40
-"""The same for kills from outside, which come when a step has been seen in the log."""
+"""Steps between two kills: more than a job does within the longest delay once a step has been seen in its log."""
 LONGEST_DELAY = 0.02
 LONGEST_START = 3.0
 """Seconds in which a launch has come to its first step, mostly."""
@@ -28,7 +25,7 @@ PAUSE = 6
 MEAN = 0.3
 """Seconds from the start of workers to a kill in a row, on average: about as long as they take to their first step."""
 MAY_GROW = {"descriptors": 4, "threads": 6, "mappings": 40, "memory": 20 << 20, "processes": 0, "files": 1}
-BOTH, AGENT, ALL = (0, 1), ("agent",), ("agent", 0, 1)
+AGENT, ALL = ("agent",), ("agent", 0, 1)
 ROUNDS = int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
 campaign = pytest.mark.campaign
 
@@ -38,19 +35,6 @@ def seed_of_today() -> int:
     seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
     print(f"\nseed {seed}", flush=True)
     return seed
-
-
-@pytest.fixture
-def survived(uninterrupted: Callable[..., Job]) -> Callable[..., None]:
-    """Asserts that all starts of a job but the first have gone on from memory, to the end of the one undisturbed."""
-
-    def survived(job: Job, steps: int) -> None:
-        tiers = [next(iter(start.values()))[0]["tier"] for start in job.starts()]
-        assert tiers == [""] + ["memory"] * (len(tiers) - 1), job.text()
-        print(f"{len(tiers) - 1} resumes; steps repeated {job.repeated()}")
-        assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(steps)))
-
-    return survived
 
 
 @pytest.mark.parametrize("ranks", [(0,), pytest.param((0, 1), marks=campaign)], ids=str)
@@ -73,34 +57,15 @@ def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, un
 
 
 @pytest.mark.parametrize(
-    ("kills", "rounds", "seed"), [(5, 1, 1), pytest.param(40, ROUNDS, 0, marks=campaign)], ids=["five", "campaign"]
+    ("victims", "kills", "seed"),
+    [(ALL, 2, 3), *(pytest.param(victims, 5 * ROUNDS, 0, marks=campaign) for victims in (AGENT, ALL))],
+    ids=str,
 )
-def test_kills_of_workers_at_random_instants_resume_bit_for_bit(new_job, survived, kills, rounds, seed) -> None:
-    seed, steps = seed or seed_of_today(), kills * GAP + 10
-    for turn in range(rounds):
-        rng = random.Random(seed + turn)
-        faults = [
-            kill(rng.randrange(2), "train.step", GAP * i + rng.randrange(3, 6), rng.uniform(1e-5, LONGEST_DELAY))
-            for i in range(kills)
-        ]
-        job = new_job(f"round-{turn}").with_faults(*faults).run("--steps", str(steps))
-        assert len(job.resumes()) - 1 == job.injected() == kills
-        survived(job, steps)
-
-
-def kill_workers(job: Job, kills: int, rng: random.Random, steps: int) -> None:
-    """Both at once, so often in one launch."""
-    job.start("--steps", str(steps), restarts=kills + 2)
-    for i in range(kills):
-        few = rng.randrange(2, 8)
-        job.until(lambda i=i, few=few: len(job.resumes()) > i and len(job.starts()[-1][0]) > few, f"start {i} going")
-        time.sleep(rng.uniform(0, LONGEST_DELAY))
-        job.kill_processes(*rng.sample(BOTH, 2))
-    assert job.wait() == 0, job.text()
-
-
-def kill_launches(job: Job, victims: tuple[Any, ...], kills: int, rng: random.Random, steps: int) -> None:
+def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(
+    new_job, uninterrupted, victims, kills, seed
+) -> None:
     """In launch after launch, every second one anywhere on its way to a step."""
+    rng, steps, job = random.Random(seed or seed_of_today()), (kills + 2) * WIDE_GAP, new_job()
     for i in range(kills):
         begin = WIDE_GAP * (i // 2)
         job.start("--steps", str(steps), "--stop-at", str(begin + WIDE_GAP // 2), restarts=0)
@@ -112,20 +77,9 @@ def kill_launches(job: Job, victims: tuple[Any, ...], kills: int, rng: random.Ra
         job.kill_processes(*rng.sample(victims, len(victims)))
         assert job.wait() == -signal.SIGKILL, job.text()
     job.run("--steps", str(steps))
-
-
-@pytest.mark.parametrize(
-    ("victims", "kills", "seed"),
-    [(ALL, 2, 3), *(pytest.param(victims, 5 * ROUNDS, 0, marks=campaign) for victims in (BOTH, AGENT, ALL))],
-    ids=str,
-)
-def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(new_job, survived, victims, kills, seed) -> None:
-    rng, steps, job = random.Random(seed or seed_of_today()), (kills + 2) * WIDE_GAP, new_job()
-    if victims == BOTH:
-        kill_workers(job, kills, rng, steps)
-    else:
-        kill_launches(job, victims, kills, rng, steps)
-    survived(job, steps)
+    tiers = [next(iter(start.values()))[0]["tier"] for start in job.starts()]
+    assert tiers == [""] + ["memory"] * (len(tiers) - 1), job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted("--steps", str(steps)))
 
 
 # --- in rows, and what is held meanwhile
@@ -205,8 +159,7 @@ def wait_after(job: Job, kills: int, step: int) -> None:
     ("rows", "kills", "preload"),
     [
         (4, 3, "auto"),
-        *(pytest.param(*each, "off", marks=campaign) for each in ((3, 1), (50, 1))),
-        *(pytest.param(*each, "auto", marks=campaign) for each in ((1, 8), (50, 1), (12, 6), (3, 25))),
+        *(pytest.param(*each, marks=campaign) for each in ((50, 1, "off"), (12, 6, "auto"), (3, 25, "auto"))),
     ],
 )
 def test_rows_of_kills_resume_right_and_grow_nothing(new_job, uninterrupted, rows, kills, preload) -> None:

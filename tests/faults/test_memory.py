@@ -9,21 +9,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastckpt._core.memory.arena import arena_path
-from tests.faults.faults import cut, fill, kill, kill_agent, starve
+from tests.faults.faults import cut, kill, kill_agent, starve
 from tests.faults.jobs import (
     HERE,
-    STORE_OF_ITS_OWN,
-    TORCHRUN,
     Job,
     assert_all_injected,
     assert_as_if_nothing_had_happened,
 )
-from tests.faults.table import FIRST, LAUNCH, PERSIST, RESUME, SNAPSHOT, begins_a_start
+from tests.faults.table import PERSIST, RESUME, SNAPSHOT, begins_a_start
 from tests.support.live_folders import remove_live
 from tests.support.memory_groups import memory_group
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
@@ -34,25 +31,15 @@ LIMIT = 1150
 campaign = pytest.mark.campaign
 
 
-def before(phase: str) -> list[Any]:
-    """What ends a start, for a phase of the next one to come."""
-    if phase == "arena.adopt":
-        return [kill_agent(at="train.step", step=17)]
-    return [kill(rank=1, at="train.step", step=17)] * begins_a_start(phase)
-
-
 # --- images that somebody cuts while the job has them mapped: who touches them dies
 
 
 @pytest.mark.parametrize(
     ("phase", "part"),
-    [
-        ("snapshot.fill", 0.0),
-        *(pytest.param(p, part, marks=campaign) for p in (*SNAPSHOT, *PERSIST, *RESUME) for part in (0.0, 0.5)),
-    ],
+    [("snapshot.fill", 0.0), *(pytest.param(p, 0.5, marks=campaign) for p in (*SNAPSHOT, *PERSIST, *RESUME))],
 )
 def test_images_that_are_cut_in_a_phase_cost_a_restart_from_what_is_durable(new_job, uninterrupted, phase, part):
-    starting = before(phase)
+    starting = [kill(rank=1, at="train.step", step=17)] * begins_a_start(phase)
     job = new_job().with_faults(*starting, cut(part, at=phase, step=0 if starting else 24))
     job.run_to_the_end("--wait", "--named", of=signal.SIGBUS, restarts=5)
     assert_all_injected(job)
@@ -101,16 +88,6 @@ def test_a_state_that_never_fits_is_refused_at_the_first_save(tmpfs, new_job) ->
     assert f"ArenaTooSmall: nothing can be written under {tmpfs}: [Errno 28] No space left" in job.text()
 
 
-def test_a_state_that_outgrows_memory_is_skipped_and_training_goes_on(tmpfs, new_job, uninterrupted) -> None:
-    job = new_job().run("--ballast", "10", "40", "--grow-at", "40")
-    assert_as_if_nothing_had_happened(job, uninterrupted())
-    told = reasons(job)
-    assert set(told) <= set(range(40, 61, 2)) <= job.skips()
-    assert any(re.search(r"cannot hold [23] x 40\.1 MiB", reason) for reason in told.values()), told
-    assert all("cannot hold" in reason or "waits for local rank 0" in reason for reason in told.values())
-    assert 0 < job.stored()[0] < 40
-
-
 def test_memory_filled_by_another_process_skips_saves_until_there_is_room(tmpfs, new_job, uninterrupted) -> None:
     """Saves are skipped while not a page is left, even over a restart, and when the job's own memory is gone."""
     job = new_job().with_faults(kill(rank=0, at="train.step", step=16), kill(rank=1, at="snapshot.fill", step=50))
@@ -147,23 +124,6 @@ def test_an_arena_removed_under_a_running_job_is_created_again(new_job, uninterr
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-@pytest.mark.parametrize(
-    ("phase", "seconds"),
-    [(FIRST, 0.5), *(pytest.param(p, 2.0, marks=campaign) for p in (FIRST, *SNAPSHOT, *PERSIST, *RESUME, *LAUNCH))],
-)
-def test_memory_that_is_filled_in_a_phase_costs_saves_and_no_step(tmpfs, new_job, uninterrupted, phase, seconds):
-    """For a moment, or for long; a worker that dies then resumes all the same."""
-    dies, starting = kill(rank=1, at="train.step", step=25), before(phase)
-    if phase in LAUNCH:
-        starting = [kill_agent(at="train.step", step=17)]
-    step = 20 if phase.startswith(("snapshot.", "persist.")) else 0
-    job = new_job().with_faults(*starting, fill(seconds, at=phase, step=step), *([] if starting else [dies]))
-    job.run_to_the_end("--ballast", "8", "--named", "--disk", "4")
-    assert_all_injected(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted(), 10)
-    assert job.stored()[0] == job.newest_saved()
-
-
 # --- a limit of memory
 
 
@@ -197,22 +157,18 @@ def test_a_memory_limit_below_the_size_of_the_arena_is_an_error_and_no_kill(grou
     assert not killed_in(group)
 
 
-VICTIMS = [
-    *(("itself", phase) for phase in (*SNAPSHOT, *RESUME, *LAUNCH, "train.step")),
-    *(("agent", phase) for phase in (*SNAPSHOT, *RESUME, *PERSIST)),
-    *(("template", phase) for phase in (*SNAPSHOT, *RESUME)),
-]
-CHOSEN = [("agent", "persist.write"), ("template", "snapshot.commit")]
-
-
 @pytest.mark.parametrize(
-    ("victim", "phase"), [pytest.param(*each, marks=[campaign] * (each not in CHOSEN)) for each in VICTIMS]
+    ("victim", "phase"),
+    [
+        ("agent", "persist.write"),
+        ("template", "snapshot.commit"),
+        *(pytest.param("itself", phase, marks=campaign) for phase in (*SNAPSHOT, "train.step")),
+    ],
 )
 def test_whoever_is_killed_for_want_of_memory_in_a_phase_the_job_resumes(
     group, new_job, uninterrupted, victim: str, phase: str
 ) -> None:
-    starting = before(phase)
-    job = new_job().with_faults(*starting, starve(victim, at=phase, step=0 if starting else 20))
+    job = new_job().with_faults(starve(victim, at=phase, step=20))
     job.run_to_the_end("--named", "--disk", "4", TEST_CGROUP=str(group))
     assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(), 4)
@@ -262,18 +218,3 @@ def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(start, new
     assert job.resumes()[1:] == [(14, "memory"), (30, "memory"), (40, "storage")]
     assert not arena(job).exists()
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=6)
-
-
-@campaign
-def test_a_job_without_memory_resumes_under_plain_torchrun(start, new_job, uninterrupted) -> None:
-    """The first rank, whose process holds the saver, is killed, so that nothing is flushed.
-
-    When another is killed, it depends on torchrun's speed whether the first rank is ended or leaves by gloo's error;
-    in the second case it flushes, and the resume is from storage.
-    """
-    job = new_job().with_faults(kill(rank=0, at="train.step", step=25))
-    assert start(job, *TORCHRUN, FASTCKPT_MEMORY="off", **STORE_OF_ITS_OWN).wait() == 0, job.text()
-    ((step, tier),) = job.resumes()[1:]
-    assert 20 <= step <= 24 and tier == "memory"
-    assert not arena(job).exists()
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)

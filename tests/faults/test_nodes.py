@@ -1,31 +1,16 @@
 """Jobs of two nodes: workers, agents and hosts die, between a part of a checkpoint and its publication too."""
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
-
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
 from tests.faults.own_disk import needs_mounts
-from tests.faults.table import DEEPSPEED, FOLDER, FSDP, TRAINER, Program, framework
+from tests.faults.table import FOLDER
 from tests.support.live_folders import remove_live
 from tests.support.ports import free_port
 
 AUTO = {"FASTCKPT_PRELOAD": "auto"}
-SPLIT = Program(FOLDER, ("--way", "split", "--wait"))
-STAGES = [framework(DEEPSPEED, "--stage", str(stage)) for stage in range(4)]
-TRAINERS = [framework(TRAINER, "--way", way) for way in ("ddp", "fsdp2")]
-
-
-@pytest.fixture
-def start(nodes: Nodes) -> Callable[..., None]:
-    def start(program: Program, *script: str, **options: Any) -> None:
-        nodes.start(*program.script, *script, program=program.file, **AUTO, **program.environment, **options)
-
-    return start
+SPLIT = ("--way", "split", "--wait")
 
 
 def assert_as_without(job: Job, reference: Job) -> None:
@@ -33,46 +18,13 @@ def assert_as_without(job: Job, reference: Job) -> None:
     assert [job.losses(rank) for rank in (0, 1)] == [reference.losses(rank) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        SPLIT,
-        *(
-            pytest.param(each, marks=[pytest.mark.campaign, *[pytest.mark.frameworks] * each.is_framework])
-            for each in (Program(FOLDER, ("--way", "tags")), *STAGES, *TRAINERS)
-        ),
-    ],
-    ids=lambda program: "-".join([program.file, *program.script]),
-)
-def test_a_job_on_two_nodes_resumes_from_memory_after_a_worker_dies(nodes, start, uninterrupted, program) -> None:
+def test_a_job_on_two_nodes_resumes_from_memory_after_a_worker_dies(nodes, uninterrupted) -> None:
     """What is a file of one node alone, such as an optimizer, comes from the copy that the other has kept."""
     nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
-    start(program)
-    assert nodes.wait() == [0, 0], nodes.text()
+    nodes.run(*SPLIT, program=FOLDER, **AUTO)
     assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
-    reference = uninterrupted(*program.script, program=program.file, **program.environment)
-    assert_as_if_nothing_had_happened(nodes.job, reference)
+    assert_as_if_nothing_had_happened(nodes.job, uninterrupted(*SPLIT, program=FOLDER))
     assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
-
-
-@pytest.mark.campaign
-@pytest.mark.frameworks
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("program", [each for each in STAGES if "2" not in each.script], ids=lambda p: p.script[1])
-def test_a_job_goes_on_from_memory_when_a_host_is_lost(nodes, start, uninterrupted, program, lost) -> None:
-    script = ("--steps", "200")
-    start(program, *script)
-    nodes.job.process = nodes.agents[0].process
-    for rank in (0, 1):
-        nodes.job.wait_for("saved", 16, rank)
-    nodes.agents[lost].kill_processes("agent")
-    nodes.wait_for_death(lost)
-    remove_live(nodes.shm(lost))
-    start(program, *script, nodes=[lost])
-    assert nodes.wait() == [0, 0], nodes.text()
-    found = nodes.resumes()[1]
-    assert found[lost][1] == "peer" and found[1 - lost][1] == "memory" and found[0][0] == found[1][0] >= 14
-    assert_as_without(nodes.job, uninterrupted(*program.script, *script, program=DEEPSPEED, **program.environment))
 
 
 def lose_memory(nodes: Nodes) -> None:
@@ -119,14 +71,11 @@ def test_an_unpublished_checkpoint_that_lacks_a_part_does_not_count(nodes, unint
     assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
 
 
-@pytest.mark.parametrize(
-    "program", ["train.py", *(pytest.param(p, marks=pytest.mark.campaign) for p in (FSDP, FOLDER))]
-)
-def test_nodes_with_separate_disks_under_one_name_are_refused_by_all_ranks(nodes, program: str) -> None:
-    """Node 0 has what the test sees, node 1 another: each checkpointer refuses, and says which nodes these are."""
+def test_nodes_with_separate_disks_under_one_name_are_refused_by_all_ranks(nodes) -> None:
+    """Node 0 has what the test sees, node 1 another: they refuse, and say which nodes these are."""
     needs_mounts()
     nodes.disks[1] = nodes.job.folder / "disk-1"
-    nodes.start(program=program, FASTCKPT_MAX_STALLS="1", **AUTO)
+    nodes.start(FASTCKPT_MAX_STALLS="1", **AUTO)
     assert 0 not in nodes.wait()
     text = nodes.text()
     assert f"ConfigError: {nodes.job.checkpoint_dir} is not the same directory on all nodes: nodes 0 (" in text

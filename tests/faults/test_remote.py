@@ -1,11 +1,8 @@
 """A job whose checkpoints are in a store over the network, and one that has a copy of them there."""
 
 import os
-import shutil
 import signal
 from pathlib import Path
-
-import pytest
 
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.store import open_store
@@ -50,29 +47,3 @@ def test_a_job_with_checkpoints_at_a_url_resumes_after_the_loss_of_its_node(new_
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
     assert newest_at_url() == job.newest_saved()
     assert not list(Path(job.folder).glob("*-staging"))
-
-
-def test_a_job_resumes_from_its_copy_at_a_url_after_the_loss_of_its_disk(new_job, uninterrupted, s3):  # noqa: F811
-    """The node is lost with its disk: the copy is as new as the newest that was durable."""
-    job = new_job()
-    job.start("--stop-at", "37", "--remote", URL)
-    job.wait_for_all(37)
-    newest = max({0, 10, 20, 30} - job.skips())
-    job.until(lambda: newest_at_url() == newest, f"step {newest} on S3")
-    end_node(job, os.path.realpath(job.checkpoint_dir))
-    shutil.rmtree(job.checkpoint_dir)
-    job.run("--remote", URL)
-    assert job.resumes(0) == job.resumes(1) == [(0, ""), (newest, "remote")]
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
-    assert newest_at_url() == job.newest_saved()
-
-
-@pytest.mark.campaign
-def test_a_worker_killed_during_an_upload_to_a_failing_store_resumes(new_job, uninterrupted, s3):  # noqa: F811
-    job = new_job(checkpoint_dir=URL).with_faults(kill(rank=0, at="persist.write", step=20))
-    fault = s3.inject(Fault(500, every=7))
-    job.run()
-    assert fault.injected > 3
-    s3.proxy.faults.clear()
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
-    assert newest_at_url() == job.newest_saved()

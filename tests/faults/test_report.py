@@ -3,15 +3,10 @@
 import re
 from operator import itemgetter
 
-import pytest
-from click.testing import CliRunner
-
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import Report, report
-from fastckpt_run.cli import main
 from tests.faults.jobs import Job
 from tests.support.json_lines import whole_lines
-from tests.support.ports import free_port
 from tests.unit._core.report.schema import faults, table
 
 SAVES = ("--memory", "5", "--disk", "1000")
@@ -106,37 +101,3 @@ def test_the_report_of_two_launches_after_an_agent_kill_has_both(new_job):
     assert_as_the_job_logged(found, job)
     assert [(one.kind, one.step, one.tier, one.repeated) for one in found.failures] == [("agent", 10, "memory", 3)]
     assert found.lost["down"] > 0 and found.steps.new == 60
-
-
-def test_no_event_log_is_written_when_it_is_disabled(new_job):
-    job: Job = new_job().run("--steps", "4", ranks=1, FASTCKPT_EVENT_LOG="off")
-    assert not (job.checkpoint_dir / ".fastckpt/events").exists()
-    said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)])
-    assert said.exit_code == 2 and "has no event log" in said.stderr
-    assert " steps done, 0 repeated, no restart, " in job.text(), "the summary is there all the same"
-    assert f"\n  more: fastckpt report {job.events}\n" in job.text()
-
-
-@pytest.mark.campaign
-def test_the_report_of_a_worker_death_on_one_of_two_nodes_covers_both_logs(new_job):
-    """Each node has its log; the other node's worker is stopped for its sake, or fails since its peer is gone."""
-    job: Job = new_job()
-    shape = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=two"]
-    launcher = ("-m", "fastckpt_run", *shape, f"--rdzv-endpoint=127.0.0.1:{free_port()}")
-    one = job.start(*SAVES, "--wait-at", "13", launcher=launcher).process
-    two = job.start(*SAVES, "--wait-at", "13", launcher=launcher, FAULTS_LAUNCH="1").process
-    assert one is not None and two is not None
-    try:
-        job.wait_for_all(13)
-        job.kill_processes(1)
-        job.until(lambda: is_noticed(job, 3), "the notice")
-        job.go_on(13)
-        assert [process.wait(120) for process in (one, two)] == [0, 0], job.text()
-    finally:
-        one.kill()
-    found = reported(job)
-    assert list(found.nodes) == [0, 1] and len(found.failures) == 2
-    assert {one.kind for one in found.failures} <= {"died", "elsewhere"}
-    assert {(one.step, one.repeated) for one in found.failures} == {(10, 3)}
-    assert (found.steps.new, found.steps.repeated, found.counts.saves) == (60, 3, 12)
-    assert found.lost["useful"] > 0 == found.lost["unexplained"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults.faults import kill, kill_both
+from tests.faults.faults import kill
 from tests.faults.jobs import (
     STORE_OF_ITS_OWN,
     TORCHRUN,
@@ -11,17 +11,10 @@ from tests.faults.jobs import (
     assert_as_if_nothing_had_happened,
     launcher_for,
 )
-from tests.faults.table import RESUME, SNAPSHOT
 from tests.support.ports import free_port
 
 INTERVAL = 10
 """Steps between two saves to storage: what is in memory goes with the first rank, unless the next finds it."""
-CASES = {
-    **{f"rank {r} in each phase of a save": [kill(r, at, 8 + 8 * i) for i, at in enumerate(SNAPSHOT)] for r in (0, 1)},
-    "both in each phase of a save": [kill_both(at, 8 + 8 * i) for i, at in enumerate(SNAPSHOT)],
-    "a rank in each phase of a resume": [kill(1, "snapshot.fill", 20), *(kill(r, at) for at in RESUME for r in (0, 1))],
-    "rank 0 amid a fill": [kill(0, "snapshot.fill", 6 + 6 * i, copied=i * 5) for i in range(4)],
-}
 
 
 def run(job: Job, launcher: str, *options: str) -> None:
@@ -54,13 +47,3 @@ def test_killed_workers_resume_also_where_each_sees_its_own_device_alone(
     starts = len(job.resumes())
     assert starts == len(kills) + 1
     assert job.text().count("not started by fastckpt-run") == (starts if launcher != "fastckpt-run" else 0)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("launcher", ["standalone", "address"])
-@pytest.mark.parametrize("case", CASES)
-def test_each_case_of_kills_resumes_under_plain_torchrun(new_job, uninterrupted, case, launcher):
-    job = new_job().with_faults(*CASES[case])
-    run(job, launcher)
-    assert_all_injected(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)

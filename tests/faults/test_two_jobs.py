@@ -1,6 +1,5 @@
 """Two jobs that save to one directory: the second waits, is refused, or supersedes; no saved step is lost."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -85,29 +84,7 @@ def test_a_second_job_on_one_directory_is_refused_or_takes_over(new_job, s3, tmp
     assert "is not there any more" not in one.text() + taker.text()
 
 
-@pytest.mark.parametrize("how", [pytest.param("ended", marks=pytest.mark.campaign), "killed", "lost with its host"])
-def test_the_next_job_resumes_as_soon_as_the_first_has_ended(new_job, how: str, tmp_path: Path) -> None:
-    """After an orderly end, and a kill on the same host, at once; after the loss of a host when its record is stale."""
-    here = tmp_path / "shared"
-    one, two = new_job("one", here), new_job("one-again", here)
-    start(one, "--stop-at", "31").wait_for("waiting", 31)
-    one.until(lambda: steps_in(here)[:1] == [30], "step 30 on storage")
-    end(one, signal.SIGTERM if how == "ended" else signal.SIGKILL)
-    if how == "lost with its host":
-        path = here / ".fastckpt/history-1"
-        said = json.loads(path.read_text())
-        path.write_text(json.dumps(said | {"holder": said["holder"] | {"boot": "another"}}))
-    two.folder = one.folder
-    start(two, shm="two")
-    assert two.wait() == 0, two.text()
-    assert two.resumes() == [(0, ""), (30, "storage")]
-    assert ("waiting, for up to 60 s" in two.text()) == (how == "lost with its host")
-    assert ("it has not renewed its record for 20 s" in two.text()) == (how == "lost with its host")
-    assert json.loads((here / ".fastckpt/history-2").read_text())["closed"] == 1
-
-
-@pytest.mark.parametrize("how", ["ended", pytest.param("killed", marks=pytest.mark.campaign)])
-def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, how: str, tmp_path: Path) -> None:
+def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, tmp_path: Path) -> None:
     """The memory that it wants is the first one's; a third one that waits, too, ends by Ctrl-C."""
     here = tmp_path / "shared"
     one, two, three = new_job("one", here), new_job("two", here), new_job("three", here)
@@ -117,9 +94,9 @@ def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, h
         line = "waiting, for up to 60 s, for " + holder(one)
         waiting.until(lambda job=waiting, line=line: line in job.text(), "it says whom it waits for")
     assert end(three, signal.SIGINT) != 0 and "PlaceInUse" not in three.text()
-    end(one, signal.SIGTERM if how == "ended" else signal.SIGKILL)
+    end(one)
     two.wait_for("waiting", 38)
-    assert two.resumes() == [(36, "storage" if how == "ended" else "memory")]
+    assert two.resumes() == [(36, "storage")]
     assert two.text().count("waiting, for") == 1
     end(two)
     assert two.stored()[:1] == [38], two.text()

@@ -6,8 +6,6 @@ The log has the samples of a step.
 import argparse
 import sys
 import time
-from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,58 +16,32 @@ from torch.nn.parallel import DistributedDataParallel
 from fastckpt import Checkpointer
 from fastckpt._core.snapshot import mutation_check
 from fastckpt.data import ResumableDataLoader
-from fastckpt.ddp import DdpCheckpointer, SaveResult, StorageType
 from tests.faults import training
-from tests.faults.diary import Log
 from tests.faults.training import Run
 
 
 class Samples(torch.utils.data.Dataset[tuple[int, torch.Tensor, int]]):
     """Noise is added to each, so that the random numbers of samples count."""
 
-    def __init__(self, count: int, noise: float) -> None:
-        self._noise = noise
+    def __init__(self) -> None:
         generator = torch.Generator().manual_seed(5)
-        self._inputs = torch.randn(count, 8, generator=generator)
-        self._targets = torch.randint(4, (count,), generator=generator)
+        self._inputs = torch.randn(96, 8, generator=generator)
+        self._targets = torch.randint(4, (96,), generator=generator)
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor, int]:
-        return index, self._inputs[index] + self._noise * torch.randn(8), int(self._targets[index])
+        return index, self._inputs[index] + 0.1 * torch.randn(8), int(self._targets[index])
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = training.parser()
-    parser.add_argument("--samples", type=int, default=96)
-    parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--every", type=int, nargs=2, default=None, metavar=("MEMORY", "STORAGE"))
-    parser.add_argument("--storage-seconds", type=float, default=0.0, help="persist so often, and note when")
-    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches in an update; each is a step")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="what each step takes beside its computation")
     return parser.parse_args()
-
-
-def note_persists(checkpointer: DdpCheckpointer, log: Log) -> None:
-    """Log each save that is to be persisted, once it is in memory, or about to be."""
-    save = checkpointer.save_checkpoint
-
-    def noting(step: int, *args: Any, storage_type: StorageType, **more: Any) -> SaveResult:
-        result = save(step, *args, storage_type=storage_type, **more)
-        if result and storage_type is StorageType.DISK:
-            log(asked=step)
-        return result
-
-    checkpointer.save_checkpoint = noting  # type: ignore[method-assign]
-
-
-def frequency(args: argparse.Namespace) -> Any:
-    if args.storage_seconds:
-        return {"memory": 1, "storage": timedelta(seconds=args.storage_seconds)}
-    return {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
 
 
 def train(args: argparse.Namespace) -> None:
@@ -79,15 +51,12 @@ def train(args: argparse.Namespace) -> None:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    samples = Samples(args.samples, 0.1)
-    loader = ResumableDataLoader(samples, args.batch, shuffle=True, seed=3, num_workers=args.loader_workers)
+    loader = ResumableDataLoader(Samples(), 4, shuffle=True, seed=3, num_workers=args.loader_workers)
     torch.manual_seed(11 + run.rank)
     mutation_check.WORTH = 1  # states copied in the background are small here
     parts = {"model": ddp, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
-    with Checkpointer(
-        args.checkpoint_dir, **parts, every=frequency(args), gradients=args.accumulate > 1
-    ) as checkpointer:
-        note_persists(checkpointer._checkpointer, run.log)
+    every: Any = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
+    with Checkpointer(args.checkpoint_dir, **parts, every=every) as checkpointer:
         step = checkpointer.resume()
         run.resumed(step, checkpointer._checkpointer.loaded_from, world=dist.get_world_size())
         for epoch in range(loader.epoch, args.epochs):
@@ -95,14 +64,11 @@ def train(args: argparse.Namespace) -> None:
                 step += 1
                 run.begins(step)
                 time.sleep(args.step_seconds)
-                updates = step % args.accumulate == 0
-                with nullcontext() if updates else ddp.no_sync():
-                    loss = nn.functional.cross_entropy(ddp(inputs), targets)
-                    (loss / args.accumulate).backward()
-                if updates:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    scheduler.step()
+                loss = nn.functional.cross_entropy(ddp(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
                 run.trained(step, loss, samples=indices.tolist(), epoch=epoch)
                 if (result := checkpointer.step(step)) is not None:
                     run.log(due=step)
