@@ -5,14 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock, Mock, patch
+from unittest.mock import MagicMock, patch
 
 import pytest
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api as launcher_api
-from torch.distributed.run import determine_local_world_size
 
 from fastckpt_run.main import run
 from tests.e2e.launcher.conftest import FORK, Jobs, program
@@ -85,12 +82,6 @@ def test_options_may_be_given_by_environment_variables(here: Path, monkeypatch: 
     assert ranks(here) == {0, 1, 2, 3}
 
 
-def test_nproc_auto_without_an_accelerator_is_the_number_of_cpus(here: Path) -> None:
-    with patch("torch.accelerator.is_available", return_value=False):
-        run(["--nproc-per-node=auto", "--no-python", SHELL])
-        assert len(ranks(here)) == determine_local_world_size("auto") >= 1
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "asked"), [("cuda", "gpu", "auto"), ("cuda", "gpu", "gpu"), ("xpu", "xpu", "xpu")]
 )
@@ -119,20 +110,6 @@ def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     assert error.value.get_first_failure()[1].exitcode == 1
 
 
-def test_an_agent_that_raises_records_a_failure(here: Path) -> None:
-    class AgentError(Exception):
-        pass
-
-    agent = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
-    with (
-        patch(agent, side_effect=AgentError),
-        patch("torch.distributed.elastic.events.record") as record,
-        pytest.raises(AgentError),
-    ):
-        run(["--nproc-per-node=2", TOUCH])
-    record.assert_called_once()
-
-
 def test_a_standalone_job_runs(here: Path) -> None:
     run(["--standalone", "--nproc-per-node=4", "--rdzv-id=ignored", TOUCH])
     assert ranks(here) == {0, 1, 2, 3}
@@ -151,18 +128,6 @@ def test_several_agents_form_one_job(here: Path, jobs: Jobs) -> None:
     run(argv)
     other.ends()
     assert ranks(here) == {0, 1, 2, 3}
-
-
-def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
-    agent, handler = Mock(), Mock()
-    agent.run.return_value = RunResult(WorkerState.SUCCEEDED)
-    with (
-        patch("fastckpt_run.main.FastckptAgent", return_value=agent) as constructed,
-        patch("torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", return_value=handler),
-    ):
-        run(["--nproc-per-node=2", TOUCH])
-    constructed.assert_called_once()
-    handler.shutdown.assert_called_once()
 
 
 def test_patched_names_of_torch_are_restored_after_a_run(here: Path) -> None:
@@ -187,22 +152,6 @@ def test_torch_reports_that_a_worker_was_launched_by_torchelastic(jobs: Jobs, tm
     assert told.read_text() == "True"
     subprocess.run([sys.executable, tmp_path / "launched.py", told], check=True)
     assert told.read_text() == "False"
-
-
-def test_logs_specs_are_found_by_entry_point(here: Path) -> None:
-    entry, points = MagicMock(), MagicMock()
-    entry.load.return_value = DefaultLogsSpecs
-    points.select.return_value.select.return_value = entry
-    points.select.return_value.__getitem__.return_value = entry
-    with patch("torch.distributed.run.metadata") as metadata:
-        metadata.entry_points.return_value = points
-        run(["--logs_specs=default", TOUCH])
-    assert ranks(here) == {0}
-
-
-def test_unknown_logs_specs_are_refused(here: Path) -> None:
-    with pytest.raises(ValueError, match="NONESUCH"):
-        run(["--logs_specs=NONESUCH", TOUCH])
 
 
 @pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])

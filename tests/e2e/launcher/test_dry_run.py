@@ -92,21 +92,6 @@ def test_options_are_shown_with_what_gave_them(here: Path, monkeypatch: pytest.M
     assert "unknown until the script constructs its checkpointer: give the directory as an argument" in text
 
 
-@pytest.mark.parametrize(
-    "endpoint",
-    [
-        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "nosuch.invalid:1"],
-        ["--rdzv-endpoint", "nosuch.invalid:1"],
-        ["--master-addr", "nosuch.invalid", "--master-port", "1"],
-    ],
-    ids=["c10d", "static", "master"],
-)
-def test_several_nodes_without_a_secret_or_an_address_are_warned_of(here: Path, capfd, endpoint: list[str]):
-    main(["--fast-dry-run", "--nnodes", "2", *endpoint, TRAIN])
-    text = capfd.readouterr().out
-    assert "warning  secret: none" in text and "problem  endpoint nosuch.invalid:1" in text
-
-
 def test_candidates_that_would_not_do_are_listed_with_the_reason(here: Path, capfd):
     run = here / "run"
     for step in (10, 20):

@@ -4,7 +4,6 @@ import json
 import os
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -114,20 +113,6 @@ def test_on_a_full_disk_the_oldest_events_are_dropped_and_counted(small: Path) -
     there = steps(path)
     assert there[-1] == 200 and gaps and len(there) + sum(gaps) == 201
     assert metrics.counts["events_lost"] - lost == sum(gaps)
-
-
-def test_events_of_a_read_only_period_are_written_later(small: Path) -> None:
-    """The log holds no file open, so that nothing keeps the disk from being remounted."""
-    log = EventLog(small, [line(0)])
-    until(lambda: any(small.glob(f"{FOLDER}/*")), "the file")
-    time.sleep(0.05)
-    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-    log.append(line(1))
-    time.sleep(0.05)
-    subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
-    assert log.close(30)
-    [path] = find(str(small))
-    assert steps(path) == [0, 1]
 
 
 @pytest.fixture

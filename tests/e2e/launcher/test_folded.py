@@ -23,10 +23,3 @@ def test_a_connection_that_is_lost_without_another_cause_is_shown_once(jobs: Job
     assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
     assert 'raise RuntimeError("MARK: Connection closed by peer")' in job.stderr
     assert "its traceback is in" in job.stderr.partition("Root Cause")[2]
-
-
-def test_a_redirected_traceback_stays_where_stderr_is(jobs: Jobs, tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    jobs.run("--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", SCRIPT, "loses", code=1)
-    assert "MARK: Connection closed" in next(logs.glob("*/attempt_0/0/stderr.log")).read_text()
-    assert not [*logs.glob("*/*/*/traceback.log")]

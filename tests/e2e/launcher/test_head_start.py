@@ -56,22 +56,12 @@ def launch(folder: Path, *arguments: str, **variables: str) -> "subprocess.Compl
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_template_is_begun_once_and_taken_once():
-    head_start.begin(["train.py"])
-    template = head_start.take()
-    assert template is not None and alive(template.pid)
-    assert head_start.take() is None
-    template.close()
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         [],
-        ["--help"],
         ["--fast-no-preload", "train.py"],
         ["--fast-preload", "math", "train.py"],
-        ["--fast-preload=off", "train.py"],
         ["--no-python", "program"],
         ["--run_path", "train.py"],
         ["--fast-dry-run", "train.py"],
@@ -82,7 +72,7 @@ def test_no_template_is_begun_where_none_or_another_may_be_needed(arguments: lis
     assert head_start.take() is None
 
 
-@pytest.mark.parametrize(("choice", "is_begun"), [("math", False), ("off", False), ("", False), ("auto", True)])
+@pytest.mark.parametrize(("choice", "is_begun"), [("math", False), ("", False), ("auto", True)])
 def test_a_variable_that_says_what_to_preload_counts(choice: str, is_begun: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FASTCKPT_PRELOAD", choice)
     head_start.begin(["train.py"])
@@ -96,9 +86,7 @@ def test_a_variable_that_says_what_to_preload_counts(choice: str, is_begun: bool
     ("arguments", "threads"),
     [
         (["train.py"], None),
-        (["--nproc-per-node", "1", "train.py"], None),
         (["--nproc_per_node=2", "train.py"], "1"),
-        (["--nproc-per-node", "gpu", "train.py"], "1"),
         (["--nproc-per-node=2", "--nproc-per-node=1", "train.py"], None),
         (["train.py", "--nproc-per-node"], "1"),  # the script's own: a guess, which is compared later
     ],
@@ -126,17 +114,12 @@ def test_a_template_that_a_later_one_would_differ_from_is_ended(monkeypatch: pyt
         resource.setrlimit(resource.RLIMIT_CORE, limits)
 
 
-@pytest.mark.parametrize(("count", "level"), [(1, None), (2, "INFO")])
-def test_the_template_of_a_launch_is_begun_before_the_launcher_imports_torch(
-    tmp_path: Path, count: int, level: str | None
-) -> None:
+def test_the_template_of_a_launch_is_begun_before_the_launcher_imports_torch(tmp_path: Path) -> None:
     """And what torch logs in workers is as the user wants it."""
-    ended = launch(
-        tmp_path, f"--nproc-per-node={count}", "train.py", **({"TORCH_CPP_LOG_LEVEL": level} if level else {})
-    )
-    assert (ended.returncode, ended.stdout) == (0, f"{level}\n" * count), ended.stderr
+    ended = launch(tmp_path, "--nproc-per-node=2", "train.py", TORCH_CPP_LOG_LEVEL="INFO")
+    assert (ended.returncode, ended.stdout) == (0, "INFO\n" * 2), ended.stderr
     notes = [path.read_text().split() for path in tmp_path.glob("pid.*")]
-    assert len(notes) == count
+    assert len(notes) == 2
     for agent, *children in notes:
         (template,) = (tmp_path / f"children.{agent}").read_text().split()
         assert template in children

@@ -32,15 +32,12 @@ print(before, file=sys.stderr)
     ("source", "compiles"),
     [
         ("import torch\nmodel = torch.compile(f())", True),
-        ("import torch\n@torch.compile\ndef f(): ...", True),
         ("import torch\ndef main():\n  if x:\n    return torch.compile(y, mode='max-autotune')", True),
-        ("from torch import compile, nn", True),
         ("from transformers import TrainingArguments\nTrainingArguments(torch_compile=True)", True),
         ("from transformers import TrainingArguments\nTrainingArguments(torch_compile=False)", False),
         ("import re, torch\nre.compile('x')", False),
         ("import model", True),
         ("import torch, os\ntorch.compile(x)\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = 'x'", False),
-        ("import torch, os\ntorch.compile(x)\nos.environ.update(x)", False),
         ("import torch, os\ntorch.compile(x)\nos.environ['CXX'] = 'clang++'", False),
         ("import torch, os\ntorch.compile(x)\nos.environ['TOKENIZERS_PARALLELISM'] = 'x'", True),
     ],
@@ -82,21 +79,20 @@ def test_a_template_builds_nothing_and_asks_where_the_caches_are(tmp_path: Path,
     assert compiler.MODULE in sys.modules
 
 
-def test_a_torch_with_other_names_is_left_to_the_workers(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch._inductor.cpu_vec_isa", None)
-    monkeypatch.delenv(compiler.CACHES, raising=False)
-    compiler.prepare()
-    assert compiler.CACHES not in os.environ
-
-
-def test_a_machine_without_a_c_compiler_has_a_template_all_the_same(monkeypatch) -> None:
+@pytest.mark.parametrize("lacks", ["names", "a C compiler"])
+def test_a_torch_with_other_names_is_left_to_the_workers(monkeypatch, lacks: str) -> None:
+    """And one on a machine without a C compiler."""
+    pytest.importorskip(compiler.MODULE)
     instructions = pytest.importorskip("torch._inductor.cpu_vec_isa")
     missing = pytest.importorskip("torch._inductor.exc").InvalidCxxCompiler
 
     def refuse() -> None:
         raise missing
 
-    monkeypatch.setattr(instructions, "valid_vec_isa_list", refuse)
+    if lacks == "names":
+        monkeypatch.setitem(sys.modules, "torch._inductor.cpu_vec_isa", None)
+    else:
+        monkeypatch.setattr(instructions, "valid_vec_isa_list", refuse)
     monkeypatch.delenv(compiler.CACHES, raising=False)
     compiler.prepare()
     assert compiler.CACHES not in os.environ

@@ -17,7 +17,7 @@ from fastckpt_run.preload.preloader import ForkedWorker
 from tests.e2e.launcher.conftest import LIGHT, Jobs, pids_in, program, until
 from tests.e2e.launcher.preloading import Run, Starter, template
 
-MOMENTS = ["import", "request", "forked", "middle", "middle forked", "child", "by child", "stop"]
+MOMENTS = ["import", "request", "middle", "by child", "stop"]
 
 
 Born = tuple[int, int]

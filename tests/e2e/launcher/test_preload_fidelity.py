@@ -209,10 +209,9 @@ def test_a_forked_worker_sees_stdin_terminal_and_handlers_of_the_launcher(
     assert forked["handlers"][str(int(signal.SIGUSR2))] == str(signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("option", ["off", "math"])
-def test_a_worker_starts_where_a_variable_has_no_name(tmp_path: Path, option: str) -> None:
+def test_a_worker_starts_where_a_variable_has_no_name(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os; print(sorted(os.environ)[0] == '', os.environ['PATH'])")
     environment = os.environ | {"PYTHONPATH": LIGHT, "PATH": "/bin:/usr/bin", "TMPDIR": str(tmp_path)}
-    command = ["/usr/bin/env", "=x", sys.executable, "-m", "fastckpt_run", f"--fast-preload={option}", str(script)]
+    command = ["/usr/bin/env", "=x", sys.executable, "-m", "fastckpt_run", "--fast-preload=math", str(script)]
     assert subprocess.check_output(command, env=environment, text=True) == "True /bin:/usr/bin\n"

@@ -8,8 +8,6 @@ from fastckpt_run.torchrun_patches import forget_last_round
 from tests.e2e.launcher.conftest import FORK, Jobs, program
 from tests.support.ports import free_port
 
-MANY = 20
-
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -17,11 +15,6 @@ MANY = 20
     [
         ("c10d", FORK, 8),
         ("static", FORK, 3),
-        *[
-            pytest.param(backend, how, MANY, marks=pytest.mark.campaign)
-            for backend in ("c10d", "static")
-            for how in (FORK, ())
-        ],
     ],
 )
 def test_each_restart_forms_its_group_at_the_first_attempt(

@@ -58,10 +58,9 @@ def test_a_step_that_always_fails_ends_the_job(jobs: Jobs, tmp_path: Path) -> No
         (9, 1, "--fail 3 0", 1, [2, 0], ["stalled"]),  # before anything is loaded
         # More kills in a row than failures may be: while workers start, or do again what was lost.
         (20, 3, "--steps=20 --how=kill --fail 13 0 12 0 11 0 99", 0, [12, 0, 11, 0, 0, 0, 20], []),
-        (2, 1, "--fail 4 5 9", 1, [3, 4, 8], ["spent"]),  # later each time, though no save comes between
         (2, 0, "--fail=3", 1, [2, 2, 2], ["spent"]),  # without a limit
     ],
-    ids=["at the start", "kills", "later each time", "no limit"],
+    ids=["at the start", "kills", "no limit"],
 )
 def test_a_job_is_restarted_while_its_failures_are_no_stalls(
     jobs: Jobs, tmp_path: Path, restarts: int, stalls: int, script: str, code: int, done: list[int], why: list
@@ -172,24 +171,6 @@ def block() -> Iterator[TelemetryBlock]:
     unlink(name)
 
 
-def test_a_restart_that_follows_no_failure_does_not_count(
-    block: TelemetryBlock, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = Node(block, max_stalls=2)
-    node.run(steps=5)
-    assert node.fail() == 0
-    for _ in range(5):
-        node.run(steps=2)
-        node.restarts.interrupted()
-    node.run(steps=5)
-    assert node.fail() == 0, "the first that came no further"
-    node.run(steps=3)
-    node.restarts.interrupted()
-    node.run(steps=5)
-    assert node.fail() == -5
-    assert "start 9 started fresh and came 5 steps further: worker 1 exit code 1\n" in caplog.text
-
-
 def test_progress_of_former_workers_does_not_count_for_new_ones(
     block: TelemetryBlock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,16 +180,6 @@ def test_progress_of_former_workers_does_not_count_for_new_ones(
     node.restarts.started()  # and they die before they say anything
     assert node.fail() == -5
     assert "  start 2 ended before anything was loaded or done: worker 1 exit code 1\n" in caplog.text
-
-
-def test_ten_kills_from_outside_count_as_one_failure(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(block, max_stalls=2)
-    for kill in range(20):
-        node.run(resumed=3)
-        assert node.fail(code=-9) == (0 if kill < 19 else -5)
-    assert "the workers failed 20 times in a row before they came further" in caplog.text
-    shown = re.findall(r"^  (?:(\d+) starts before|start (\d+))", caplog.text, re.M)
-    assert shown == [("15", ""), *(("", str(number)) for number in range(16, 21))]
 
 
 def test_a_kill_for_want_of_memory_is_a_failure_of_the_script(
@@ -225,13 +196,6 @@ def test_a_kill_for_want_of_memory_is_a_failure_of_the_script(
         assert node.fail(code=-9) == (0 if number == 0 else -5)
 
 
-def test_a_stall_by_hangs_is_reported_as_hangs(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(block, max_stalls=1)
-    node.run(resumed=3)
-    assert node.fail(pid=7, code=-9) == -5
-    assert "start 1 resumed step 3 and came no step further: worker 1 hung\n" in caplog.text
-
-
 def test_hang_limits_depend_on_whether_a_restart_is_left(block: TelemetryBlock) -> None:
     """If not, nothing can make good that workers were taken for hung in error."""
     node = Node(block, max_stalls=2)
@@ -246,15 +210,3 @@ def test_hang_limits_depend_on_whether_a_restart_is_left(block: TelemetryBlock) 
     node.line.step()
     assert node.restarts.would_restart(5), "progress"
     assert node.fail() == 0
-
-
-def test_repeated_steps_give_no_restart_back(block: TelemetryBlock) -> None:
-    node = Node(block, restart_budget="1/0.05s")
-    node.run(steps=5, seconds=0.06)
-    assert node.fail(left=5) == 0
-    node.run(steps=5, seconds=0.06)
-    node.restarts.interrupted()
-    node.run(steps=5, seconds=0.06)
-    assert node.fail(left=4) == 0
-    node.run(steps=6, seconds=0.06)
-    assert node.fail(left=4) == 1

@@ -8,41 +8,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt_run.failures.cannot_start import broken_syntax, is_among_first_imports, mentions_fastckpt, why_not_started
+from fastckpt_run.failures.cannot_start import broken_syntax, why_not_started
 
 NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
 PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
 
 CANNOT_START = [
     ("no module", "import os\nimport nosuch\n", NO_MODULE),
-    ("after harmless calls", "import sys, os\nsys.path.insert(0, '.')\nprint('hello')\nimport nosuch", NO_MODULE),
-    ("over several lines", "from nosuch import (\n    a,\n    b,\n)\n", NO_MODULE),
     ("no such name", "from os import nosuch\n", "ImportError: cannot import name 'nosuch' from 'os'"),
     ("in an imported module", "import mine_without\n", NO_MODULE),
     ("raised", "try:\n    import nosuch\nexcept ImportError as e:\n    raise ImportError('x') from e", "Error: x"),
-    ("after definitions", "def main():\n    for _ in (): pass\nclass A: pass\nX = [1, 2]\nimport nosuch\n", NO_MODULE),
     ("before main", "def main(): pass\nif __name__ == '__main__':\n    import nosuch\n    main()\n", NO_MODULE),
     ("syntax", "def f(:\n    pass\n", "SyntaxError: invalid syntax"),
     ("syntax of a module", "import mine_broken\n", "SyntaxError: invalid syntax"),
     ("argparse", f"{PARSER}p.parse_args(['--lr', 'x'])\n", "error: argument --lr: invalid float value: 'x'"),
-    ("argparse in a function", f"{PARSER}def f(): p.parse_args(['--no'])\nf()\n", "error: unrecognized"),
     ("click", "import click\n@click.command()\ndef f(): pass\nf(['--no'])\n", "Error: No such option"),
 ]  # fmt: skip
 
 MAY_HAVE_BEGUN = [
     ("a lazy import", "def train():\n    for i in range(5): pass\n    import nosuch\ntrain()\n"),
-    ("in a loop", "for step in range(9):\n    if step == 5:\n        import nosuch\n"),
-    ("after a function of the script's", "def main(): pass\nmain()\nimport nosuch\n"),
     ("after what another module may have done", "import mine\nmine.run()\nimport nosuch\n"),
     ("after other code was executed", "exec('x = 1')\nimport nosuch\n"),
-    ("after a context", "import warnings\nwith warnings.catch_warnings():\n    pass\nimport nosuch\n"),
     ("compiled late", "def f():\n    compile('def f(:', 'x', 'exec')\nf()\n"),
     ("a library that another rank is building", "open('halfway.so', 'w').close()\nimport halfway\n"),
-    ("another error", "raise ValueError('SyntaxError: x')\n"),
     ("something printed after it", "import atexit, sys\natexit.register(print, 'x', file=sys.stderr)\nimport nosuch\n"),
     ("another exit code", "import os, sys\nprint('ImportError: x', file=sys.stderr)\nsys.exit(3)\n"),
-    ("its own, with a message", "import sys\nprint('error: no data', file=sys.stderr)\nsys.exit(2)\n"),
-    ("exit code 1 of its own", "import sys\nprint('ImportError: x', file=sys.stderr)\nsys.exit(1)\n"),
     ("said by a spawned child", "import multiprocessing as m\nif __name__ != '__main__':\n    import nosuch\n"
      "if __name__ == '__main__':\n    p = m.get_context('spawn').Process(target=print)\n    p.start()\n    p.join()\n"
      "    exit(p.exitcode)\n"),
@@ -76,12 +66,6 @@ def test_a_script_that_cannot_start_is_recognized_with_its_reason(folder: Path, 
 @pytest.mark.parametrize("source", [row[1] for row in MAY_HAVE_BEGUN], ids=[row[0] for row in MAY_HAVE_BEGUN])
 def test_a_script_that_may_have_begun_is_no_start_failure(folder: Path, source: str) -> None:
     assert run(folder, source) == ""
-
-
-@pytest.mark.parametrize("name", ["no module", "syntax of a module", "argparse"])
-def test_a_module_that_cannot_start_is_recognized_with_its_reason(folder: Path, name: str) -> None:
-    source, why = next(row[1:] for row in CANNOT_START if row[0] == name)
-    assert why in run(folder, source, "-m", "package.train")
 
 
 def test_a_missing_module_is_a_start_failure(folder: Path) -> None:
@@ -120,14 +104,3 @@ pieces = st.sampled_from(PIECES + FRAMES)
 @given(st.lists(pieces | st.text(max_size=8), max_size=8), st.sampled_from([1, 2, 0, -9]))
 def test_any_output_of_a_worker_is_read_without_an_error(lines: list[str], exitcode: int) -> None:
     assert why_not_started("\n".join(lines), exitcode) in ("", *lines, "No module named y")
-
-
-def test_a_script_that_imports_fastckpt_is_recognized(folder: Path) -> None:
-    (folder / "ours.py").write_text("import fastckpt\n")
-    assert [mentions_fastckpt(folder / name) for name in ("ours.py", "mine.py", "none.py")] == [True, False, False]
-
-
-def test_lines_outside_the_source_are_not_among_first_imports() -> None:
-    assert not is_among_first_imports("import a\n", 2)
-    assert not is_among_first_imports("def f(:\n", 1)
-    assert is_among_first_imports("import a\nimport b\n", 2)

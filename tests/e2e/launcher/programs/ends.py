@@ -10,10 +10,6 @@ how = sys.argv[1]
 atexit.register(print, "atexit")
 
 
-class Last(BaseException):
-    pass
-
-
 def fail(depth: int = 3) -> None:
     if depth:
         fail(depth - 1)
@@ -22,11 +18,6 @@ def fail(depth: int = 3) -> None:
 
 def hook(kind: type, value: BaseException, trace: object) -> None:
     print("hook", kind, value, trace.tb_frame.f_code.co_name, trace.tb_lineno, sys.exc_info())
-
-
-class Loud:
-    def __str__(self) -> str:
-        return "loud"
 
 
 match how:
@@ -39,10 +30,6 @@ match how:
             fail()
         except ValueError as error:
             raise KeyError("second") from error
-    case "group":
-        raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
-    case "base":
-        raise Last("base")
     case "interrupt":
         raise KeyboardInterrupt
     case "sigint":
@@ -51,8 +38,6 @@ match how:
         sys.exit(3)
     case "text":
         sys.exit("text")
-    case "object":
-        sys.exit(Loud())
     case "hook":
         sys.excepthook = hook
         fail(0)
@@ -67,8 +52,6 @@ match how:
         fail(0)
     case "import":
         import none_such_module  # noqa: F401
-    case "syntax":
-        exec(compile("x = = 1", "text", "exec"))
     case "atexit":
         atexit.register(fail)
     case "thread":
@@ -86,8 +69,6 @@ match how:
         if pid:
             os.waitpid(pid, 0)
         print("both come here")
-    case "recursion":
-        fail(10**6)
     case "stopped hook":
         sys.excepthook = None
         fail(0)

@@ -32,14 +32,10 @@ def frail() -> None:
         if in_template and MOMENT == "stop":
             strike(template, signal.SIGSTOP)
         pid = fork()
-        if in_template and pid and MOMENT == "forked":
-            strike(template)
         if in_template and not pid and MOMENT == "middle":
             strike(os.getpid())
         if not in_template and pid and MOMENT == "middle forked":
             strike(template)
-        if not in_template and not pid and MOMENT == "child":
-            strike(os.getpid())
         if not in_template and not pid and MOMENT == "by child":
             strike(template)
         return pid
