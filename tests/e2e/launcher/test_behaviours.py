@@ -5,11 +5,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import MagicMock, patch
+from unittest.mock import patch
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher import api as launcher_api
 
 from fastckpt_run.main import run
 from tests.e2e.launcher.conftest import FORK, Jobs, program
@@ -82,22 +81,6 @@ def test_options_may_be_given_by_environment_variables(here: Path, monkeypatch: 
     assert ranks(here) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "asked"), [("cuda", "gpu", "auto"), ("cuda", "gpu", "gpu"), ("xpu", "xpu", "xpu")]
-)
-def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str, name: str, asked: str) -> None:
-    with (
-        patch(f"torch.{kind}.is_available", return_value=True),
-        patch(f"torch.{kind}.device_count", return_value=3),
-        patch("torch.accelerator.is_available", return_value=True),
-        patch("torch.accelerator.device_count", return_value=3),
-        patch("torch.accelerator.current_accelerator", return_value=MagicMock(type=name)),
-        patch("torch.distributed.launcher.api.get_default_numa_options", return_value=None),
-    ):
-        run([f"--nproc-per-node={asked}", "--no-python", SHELL])
-    assert ranks(here) == {0, 1, 2}
-
-
 def test_an_elastic_range_of_nodes_starts_with_the_minimum(here: Path) -> None:
     run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
     assert ranks(here) == {0, 1}
@@ -110,31 +93,10 @@ def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     assert error.value.get_first_failure()[1].exitcode == 1
 
 
-def test_a_standalone_job_runs(here: Path) -> None:
-    run(["--standalone", "--nproc-per-node=4", "--rdzv-id=ignored", TOUCH])
-    assert ranks(here) == {0, 1, 2, 3}
-    assert told(here)["environment"]["TORCHELASTIC_RUN_ID"] != "ignored"
-
-
 def test_run_path_runs_a_script_with_its_arguments(jobs: Jobs, tmp_path: Path) -> None:
     jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
     assert ranks(tmp_path) == {0, 1}
     assert told(tmp_path)["arguments"] == ["x"]
-
-
-def test_several_agents_form_one_job(here: Path, jobs: Jobs) -> None:
-    argv = ["--nnodes=2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH]
-    other = jobs.start(*argv)
-    run(argv)
-    other.ends()
-    assert ranks(here) == {0, 1, 2, 3}
-
-
-def test_patched_names_of_torch_are_restored_after_a_run(here: Path) -> None:
-    before = launcher_api.LocalElasticAgent
-    with pytest.raises(ChildFailedError):
-        run([TOUCH, "--fail"])
-    assert launcher_api.LocalElasticAgent is before
 
 
 LAUNCHED = """

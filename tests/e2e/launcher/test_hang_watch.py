@@ -17,7 +17,6 @@ from fastckpt._core.memory.telemetry import Telemetry, TelemetryBlock, telemetry
 from fastckpt_run.hangs import process_activity
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
-from fastckpt_run.hangs.step_times import StepTimes, Waits
 
 TIMEOUT = 0.4
 LONGER = 0.15
@@ -188,42 +187,6 @@ def test_a_restarted_rank_that_had_closed_its_checkpointer_needs_none(node: Node
     assert not node.hangs_within(1.0 + LONGER)
     node.train()
     assert node.hangs_within(60)
-
-
-def test_the_wait_of_a_rank_counts_from_its_last_report():
-    waits = Waits()
-    assert waits.of(0, beat=5) == 0
-    waits.advance(3.0)
-    assert (waits.of(0, beat=5), waits.of(1, beat=5)) == (3, 0)
-    assert waits.of(0, beat=6) == 0
-    waits.advance(1.0)
-    assert (waits.of(0, beat=6), waits.of(1, beat=5)) == (1, 1)
-    waits.begin()
-    assert waits.of(0, beat=6) == 0
-
-
-def test_the_pace_is_that_of_the_slowest_recent_step():
-    pace = StepTimes()
-
-    def at(seconds: float, steps: int) -> None:
-        pace.see({0: Telemetry(beat=int(seconds * 1e9), steps=steps, pid=1)})
-
-    at(100, 0)
-    at(150, 1)
-    assert pace.slowest(150) == 0, "a first step tells nothing"
-    for step in range(2, 12):
-        at(149 + step, step)
-    assert pace.slowest(160) == pytest.approx(1)
-    at(190, 12)
-    assert pace.slowest(190) == pytest.approx(30), "one that is slow counts at once"
-    at(191, 13)
-    at(192, 15)
-    assert pace.slowest(192) == pytest.approx(30, rel=0.01), "and for long"
-    assert pace.slowest(191 + 600) == pytest.approx(15, rel=0.01)
-    pace.begin(800)
-    at(900, 3)
-    at(900.5, 4)
-    assert 5 < pace.slowest(900.5) < 15, "also after a restart"
 
 
 WORK = {

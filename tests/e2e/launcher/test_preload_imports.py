@@ -120,15 +120,6 @@ def test_variables_that_modules_of_the_script_set_before_imports_are_found(
     assert changing.has_changed()
 
 
-def test_scripts_with_many_modules_are_read_to_a_limit(tmp_path: Path) -> None:
-    """The first of them count: it is not worth seconds, nor an endless recursion."""
-    chain = {f"m{i}": f"{sets(f'V{i}')}import m{i + 1}" for i in range(1100)}
-    write(tmp_path, train="import m0", **chain)
-    found = read([str(tmp_path / "train.py")]).sets
-    assert {"V0", "V200"} <= found
-    assert "V1000" not in found
-
-
 def test_a_script_that_is_a_pipe_is_left_to_the_worker() -> None:
     script, end = os.pipe()
     os.write(end, b"import numpy")

@@ -1,6 +1,5 @@
 """The end of a job whose checkpoints are not durable: reported, and a failure if none is, or, if asked, the newest."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -69,10 +68,6 @@ def test_a_job_whose_memory_saves_need_no_flush_succeeds(jobs: Jobs) -> None:
     assert f"  durable      NOTHING is durable: {why}\n" in done.stderr
 
 
-def test_a_job_without_saves_prints_no_final_report(jobs: Jobs) -> None:
-    assert jobs.run(*QUICK, FULL, SAVE, "--saves=0").stderr == ""
-
-
 def test_the_final_report_of_a_good_job_has_its_saves_and_what_a_resume_found(jobs: Jobs) -> None:
     done = jobs.launch(*QUICK, FULL, FLAG, SAVE, "--saves=3", "--disk=9", "--numbers=250000")
     lines = done.stderr.splitlines()
@@ -90,20 +85,3 @@ def test_the_final_report_of_a_good_job_has_its_saves_and_what_a_resume_found(jo
     assert "step 2 of history 1 in storage (rank 0: BadCheckpoint: " in blocks(done.stderr)
     event = jobs.told("report")[-1]
     assert event["resumes"] == {"storage": 1} and len(event["bad"]) == 1
-
-
-def test_slow_storage_skips_saves_and_takes_no_more_memory(jobs: Jobs) -> None:
-    """1 MB/s for states of 0.4 MB, saved far faster: the slots are the queue; a save that finds none is told."""
-    script = (SAVE, "--saves=30", "--numbers=100000", "--pause=0.03")
-    done = jobs.launch(*FORK, "--nproc-per-node=1", FULL, "--fast-persist-mbps=1", *script)
-    saves = [json.loads(line) for line in (jobs.folder / "saves").read_text().splitlines()]
-    skips = [save for save in saves if not save["saved"]]
-    assert len(skips) == saves[-1]["skipped"] > 10
-    assert all("is being persisted" in save["reason"] for save in skips)
-    assert max(save["waiting"] for save in saves) <= 3, "never more on its way than there are slots"
-    assert f"skipped      {len(skips)} saves" in blocks(done.stderr)
-    assert " as a step is being persisted" in blocks(done.stderr)
-    found = durable(jobs.folder)
-    assert found == [save["step"] for save in saves if save["saved"]], "what was not skipped is durable"
-    [event] = jobs.told("report")
-    assert sum(event["skipped"].values()) == len(skips) and event["persisted"] == len(found)

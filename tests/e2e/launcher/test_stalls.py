@@ -17,7 +17,7 @@ from fastckpt._core.config import Settings
 from fastckpt._core.memory import headroom
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.failures.restarts import Restarts
-from tests.e2e.launcher.conftest import FORK, LIGHT, TORCHRUN, Jobs, program, until
+from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, program, until
 
 TRAIN = program("train.py")
 
@@ -100,17 +100,6 @@ def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, 
     assert [event["why"] for event in jobs.told("gave_up")] == ["cannot_start"]
     assert f"no restart: the script cannot start: {why}" in job.stderr
     assert "Root Cause (first observed failure)" in job.stderr
-
-
-def test_a_script_without_a_checkpointer_is_restarted_as_by_torchrun(jobs: Jobs, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('started', flush=True)\nraise SystemExit(2)\n")
-    ours, torchs = (
-        jobs.start("--max-restarts=3", "script.py"),
-        jobs.start("--max-restarts=3", "script.py", launcher=TORCHRUN),
-    )
-    for job in (ours, torchs):
-        job.ends(1)
-        assert job.stdout.count("started") == 4
 
 
 def test_a_joining_node_costs_no_restart(jobs: Jobs, tmp_path: Path) -> None:
