@@ -37,12 +37,11 @@ def seed_of_today() -> int:
     return seed
 
 
-@pytest.mark.parametrize("ranks", [(0,), pytest.param((0, 1), marks=campaign)], ids=str)
 @pytest.mark.parametrize("script", ["", "--overlap"])
-def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, uninterrupted, script, ranks) -> None:
+def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, uninterrupted, script) -> None:
     """The state has 6 parameters, 12 moments, 6 counters and the generator; rank 1 copies its generator alone."""
     phase = "overlap.copy" if script else "snapshot.fill"
-    places = [(0, copied) for copied in (0, 7, 23)] + [(1, 0)] * (ranks == (0, 1) and not script)
+    places = [(0, copied) for copied in (0, 7, 23)] + [(1, 0)] * (not script)
     faults = [kill(rank, phase, 10 + 10 * i, copied=copied) for i, (rank, copied) in enumerate(places)]
     job = new_job().with_faults(*faults).run(*script.split())
     assert_all_injected(job)

@@ -4,24 +4,19 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fastckpt._core.memory.arena import arena_path
-from tests.faults.faults import cut, kill, kill_agent, starve
+from tests.faults.faults import cut, kill, starve
 from tests.faults.jobs import (
-    HERE,
     Job,
     assert_all_injected,
     assert_as_if_nothing_had_happened,
 )
 from tests.faults.table import PERSIST, RESUME, SNAPSHOT, begins_a_start
-from tests.support.live_folders import remove_live
 from tests.support.memory_groups import memory_group
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
@@ -174,47 +169,3 @@ def test_whoever_is_killed_for_want_of_memory_in_a_phase_the_job_resumes(
     assert_as_if_nothing_had_happened(job, uninterrupted(), 4)
     assert job.stored()[0] == job.newest_saved()
     assert killed_in(group)
-
-
-# --- a container with docker's 64 MB of /dev/shm, whose checkpoints are on a disk instead
-
-
-DOCKER = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
-"""Runs a command that sees another /dev/shm than everybody else."""
-BALLAST = ("--ballast", "40", "--wait")
-
-
-def arena(job: Job) -> Path:
-    """Where it has its arena: its temporary directory is its folder."""
-    return arena_path(str(job.folder), os.path.realpath(job.checkpoint_dir), 0)
-
-
-@pytest.fixture
-def start() -> Callable[..., Job]:
-    """Starts a job in such a container."""
-    done = subprocess.run([*DOCKER, "true"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot give a process a /dev/shm of its own: {done.stderr.strip()}")
-
-    def start(job: Job, *launcher: str, **environment: str) -> Job:
-        enter = f"import os, sys; os.execvp('unshare', {[*DOCKER, sys.executable]} + sys.argv[1:])"
-        return job.start(*BALLAST, launcher=("-c", enter, *launcher), FASTCKPT_SHM_DIR="/dev/shm", **environment)
-
-    return start
-
-
-def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(start, new_job, uninterrupted) -> None:
-    """A worker dies, the agent dies and its files stay, the agent dies and its files are lost."""
-    agents = [kill_agent(at="snapshot.fill", step=step) for step in (32, 46)]
-    job = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=16), *agents)
-    shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--fast-no-memory")
-    launcher = (str(HERE / "launch.py"), str(job.folder), *shape)
-    for launch in range(2):
-        assert start(job, *launcher).wait() == -signal.SIGKILL, job.text()
-        assert (arena(job) / "slot-1").is_dir()
-        if launch:
-            remove_live(arena(job))
-    assert start(job, *launcher).wait() == 0, job.text()
-    assert job.resumes()[1:] == [(14, "memory"), (30, "memory"), (40, "storage")]
-    assert not arena(job).exists()
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=6)

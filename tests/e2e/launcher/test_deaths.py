@@ -47,12 +47,7 @@ def names(jobs: Jobs) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "ranks"),
-    [
-        (TEMPLATE, "deaf deaf"),
-        (FORK, "loader loader"),
-    ],
-    ids=["fork", "run-path"],
+    ("path", "ranks"), [(TEMPLATE, "deaf deaf"), (FORK, "loader loader")], ids=["fork", "run-path"]
 )
 def test_a_killed_worker_ends_all_other_workers_and_their_children(
     jobs: Jobs, tmp_path: Path, path: tuple[str, ...], ranks: str
@@ -90,11 +85,7 @@ def test_a_worker_without_a_process_group_gets_sigterm_itself() -> None:
     assert (peek(child.pid), child.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [EXEC, TEMPLATE, ("--run-path", "--start-method=forkserver")],
-    ids=["exec", "fork", "forkserver"],
-)
+@pytest.mark.parametrize("path", [EXEC, ("--run-path", "--start-method=forkserver")], ids=["exec", "forkserver"])
 def test_workers_of_a_killed_agent_die(jobs: Jobs, tmp_path: Path, path: tuple[str, ...]) -> None:
     job = start(jobs, *path, ranks="deaf deaf")
     workers = [pid_of(tmp_path, rank) for rank in (0, 1)]

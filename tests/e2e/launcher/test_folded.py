@@ -1,5 +1,6 @@
 """Tracebacks of ranks that lose the connection to one that fails: in files, unless nothing else explains the end."""
 
+import re
 from pathlib import Path
 
 from tests.e2e.launcher.conftest import Jobs, program
@@ -22,4 +23,5 @@ def test_a_connection_that_is_lost_without_another_cause_is_shown_once(jobs: Job
     job = jobs.run("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", SCRIPT, "loses", code=1)
     assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
     assert 'raise RuntimeError("MARK: Connection closed by peer")' in job.stderr
+    assert re.search("rank 0 died.*by peer", job.stderr), job.stderr
     assert "its traceback is in" in job.stderr.partition("Root Cause")[2]

@@ -173,6 +173,7 @@ def torch_state() -> dict[str, object]:
     import torch._dynamo
     import torch.distributed
     import torch.nn.parallel
+    from torch.utils.data import DataLoader
 
     import fastckpt.ddp  # noqa: F401
 
@@ -190,26 +191,8 @@ def torch_state() -> dict[str, object]:
         ],
         "state": [seeded, len(torch.get_rng_state())],
         "computed": (torch.ones(300, 300) @ torch.ones(300, 300)).sum().item(),
-        "parallel": torch.get_num_threads(),
-        "loaded": [load(method) for method in ("fork",)],
-        "step": step(),
+        "loaded": [int(batch.sum()) for batch in DataLoader(Numbers(), num_workers=1, multiprocessing_context="fork")],
     }
-
-
-def step() -> float:
-    import torch
-
-    model = torch.nn.Linear(64, 64)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(64, 64)).sum().backward()
-    optimizer.step()
-    return float(len(optimizer.state))
-
-
-def load(method: str) -> list[int]:
-    from torch.utils.data import DataLoader
-
-    return [int(batch.sum()) for batch in DataLoader(Numbers(), num_workers=1, multiprocessing_context=method)]
 
 
 class Numbers:

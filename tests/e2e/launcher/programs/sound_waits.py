@@ -1,7 +1,6 @@
 """Training with a sound wait of rank 0, of WAIT_SECONDS, before each step.
 
-WAIT_WAY is ddp or fsdp2; if WAIT_BACKEND is spins, the other rank waits as over NCCL: it uses the processor until
-rank 0 has come.
+If WAIT_BACKEND is spins, the other rank waits as over NCCL: it uses the processor until rank 0 has come.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from torch.utils.data import DataLoader
 from fastckpt import Checkpointer
 
 environment = os.environ.get
-way, backend, seconds = environment("WAIT_WAY"), environment("WAIT_BACKEND"), float(environment("WAIT_SECONDS", "0"))
+backend, seconds = environment("WAIT_BACKEND"), float(environment("WAIT_SECONDS", "0"))
 rank, folder = int(environment("RANK", "0")), Path(environment("JOB_FOLDER", "."))
 
 
@@ -189,13 +188,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(hours=1))
     torch.manual_seed(0)
     layer, alone = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-    if way == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
-
-        model = layer
-        fully_shard(layer, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-    else:
-        model = DistributedDataParallel(layer)
+    model = DistributedDataParallel(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Checkpointer(folder / "checkpoints", model=model, optimizer=optimizer, every={"memory": 1}) as checkpointer:
         assert checkpointer.resume() == 0
