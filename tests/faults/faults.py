@@ -7,9 +7,11 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from fastckpt._core import metrics
 from fastckpt._core.memory import slots
 from fastckpt._core.transfer import host_copy
 
-_CLOCK_MONOTONIC = 1
 _right_time = time.time
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
 
@@ -75,7 +76,7 @@ def kill_all(at: str, step: int = 0, seen_by: int = 0) -> Fault:
 
 
 def stop(rank: int, at: str, step: int = 0, seconds: float = 0.0) -> Fault:
-    """SIGSTOP of a rank; the kernel continues it after so many seconds, if there are any."""
+    """SIGSTOP of a rank; it is continued after so many seconds, if there are any."""
     return Fault("stop_process", at, step, rank, {"seconds": seconds})
 
 
@@ -124,9 +125,9 @@ def set_clock(seconds: float, at: str, step: int = 0) -> Fault:
     return Fault("shift_time", at, step, 0, {"seconds": seconds})
 
 
-def refuse(call: str, error: str, at: str, step: int = 0, times: int = 1) -> Fault:
-    """So many calls of a function of os on the checkpoint directory fail in the agent, with an error of errno."""
-    return Fault("refuse_calls", at, step, 0, {"call": call, "error": error, "times": times})
+def refuse(call: str, error: str, at: str, step: int = 0) -> Fault:
+    """One call of a function of os on the checkpoint directory fails in the agent, with an error of errno."""
+    return Fault("refuse_a_call", at, step, 0, {"call": call, "error": error})
 
 
 # --- what they do
@@ -150,7 +151,8 @@ def kill_processes(fault: Fault, out: Path, victims: str, copied: int | None = N
 
 def stop_process(fault: Fault, out: Path, seconds: float) -> None:
     if seconds:
-        _continue_after(seconds)
+        pid = os.getpid()
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"], stdin=subprocess.DEVNULL)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -221,8 +223,8 @@ def shift_time(fault: Fault, out: Path, seconds: float) -> None:
     time.time = lambda: _right_time() + seconds
 
 
-def refuse_calls(fault: Fault, out: Path, call: str, error: str, times: int) -> None:
-    real, number, left = getattr(os, call), getattr(errno, error), times
+def refuse_a_call(fault: Fault, out: Path, call: str, error: str) -> None:
+    real, number, left = getattr(os, call), getattr(errno, error), True
 
     def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal left
@@ -230,7 +232,7 @@ def refuse_calls(fault: Fault, out: Path, call: str, error: str, times: int) -> 
         path = "" if within is None else os.readlink(f"/proc/self/fd/{within}")
         path = path if isinstance(target, int) else os.path.join(path, os.fspath(target))
         if left and "/checkpoints" in path:
-            left -= 1
+            left = False
             raise OSError(number, os.strerror(number), path)
         return real(target, *args, **kwargs)
 
@@ -244,27 +246,20 @@ def to_text(faults: list[Fault]) -> str:
     return "\n".join(json.dumps(asdict(fault)) for fault in faults)
 
 
-def from_text(text: str) -> list[Fault]:
-    return [Fault(**json.loads(line)) for line in text.splitlines()]
-
-
 def inject_requested_faults(rank: int, out: Path) -> None:
-    """Inject the faults of this launch, if any, that happen in this process, a worker."""
-    told = out / "faults"
-    inject_in_worker(from_text(told.read_text()) if told.exists() else [], rank, out)
+    """Inject the faults of this launch, if any, that happen in phases of this process, a worker."""
+    _inject(out, lambda fault: not fault.by_agent and fault.rank == rank)
 
 
-def inject_in_worker(faults: list[Fault], rank: int, out: Path) -> None:
-    """Inject the faults that happen in phases of this process, a worker."""
-    _inject(faults, out, lambda fault: not fault.by_agent and fault.rank == rank)
-
-
-def inject_in_agent(faults: list[Fault], out: Path) -> None:
+def inject_in_agent(out: Path) -> None:
     """Inject the faults that happen in phases of this process, the agent."""
-    _inject(faults, out, lambda fault: fault.by_agent)
+    _inject(out, lambda fault: fault.by_agent)
 
 
-def _inject(faults: list[Fault], out: Path, is_mine: Any) -> None:
+def _inject(out: Path, is_mine: Callable[[Fault], bool]) -> None:
+    told = out / "faults"
+    lines = told.read_text().splitlines() if told.exists() else []
+    faults = [Fault(**json.loads(line)) for line in lines]
     mine = [(turn, fault) for turn, fault in enumerate(faults) if is_mine(fault)]
 
     def observe(phase: str, fields: dict[str, Any]) -> None:
@@ -316,27 +311,3 @@ def _kill_within_a_copy(whole: int) -> None:
         done += 1
 
     host_copy._copy_holding_gil = host_copy.copy_without_gil = copy  # ty: ignore
-
-
-class _SigEvent(ctypes.Structure):
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("signal", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("_", ctypes.c_char * 48),
-    )
-
-
-class _TimerSpec(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns"))
-
-
-def _continue_after(seconds: float) -> None:
-    """Have the kernel continue this process, which is stopped by then."""
-    libc, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
-    event = _SigEvent(signal=signal.SIGCONT)
-    spec = _TimerSpec(0, 0, int(seconds), max(1, int(seconds % 1 * 1e9)))
-    if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
-        raise OSError(ctypes.get_errno(), "timer_create")
-    if libc.timer_settime(timer, 0, ctypes.byref(spec), None):
-        raise OSError(ctypes.get_errno(), "timer_settime")

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt_run.main import main
 from fastckpt_run.preload import template, template_process
 from fastckpt_run.preload.preloader import ForkedWorker
-from tests.faults.faults import from_text, inject_in_agent
+from tests.faults.faults import inject_in_agent
 from tests.support.launchers import FORKED
 
 HERE = str(Path(__file__).parent)
@@ -56,8 +56,7 @@ def with_a_template() -> bool:
 
 
 def launch(folder: Path, *arguments: str) -> None:
-    told = folder / "faults"
-    inject_in_agent(from_text(told.read_text()) if told.exists() else [], folder)
+    inject_in_agent(folder)
     main(arguments)
 
 

@@ -2,8 +2,7 @@
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import HERE, Job, assert_all_injected, assert_as_if_nothing_had_happened
-from tests.faults.nodes import Nodes
+from tests.faults.jobs import HERE, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.own_disk import needs_mounts
 from tests.faults.table import FOLDER
 from tests.support.live_folders import remove_live
@@ -13,11 +12,6 @@ AUTO = {"FASTCKPT_PRELOAD": "auto"}
 SPLIT = ("--way", "split", "--wait")
 
 
-def assert_as_without(job: Job, reference: Job) -> None:
-    assert job.ends() == reference.ends(), job.text()
-    assert [job.losses(rank) for rank in (0, 1)] == [reference.losses(rank) for rank in (0, 1)]
-
-
 def test_a_job_on_two_nodes_resumes_from_memory_after_a_worker_dies(nodes, uninterrupted) -> None:
     """What is a file of one node alone, such as an optimizer, comes from the copy that the other has kept."""
     nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
@@ -25,29 +19,6 @@ def test_a_job_on_two_nodes_resumes_from_memory_after_a_worker_dies(nodes, unint
     assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
     assert_as_if_nothing_had_happened(nodes.job, uninterrupted(*SPLIT, program=FOLDER))
     assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
-
-
-def lose_memory(nodes: Nodes) -> None:
-    for node in range(2):
-        for arena in nodes.shm(node).iterdir():
-            remove_live(arena)
-
-
-def test_an_unpublished_checkpoint_with_all_parts_is_published_by_the_next_launch(nodes, uninterrupted) -> None:
-    """Whoever begins to publish dies: the next launch has step 20."""
-    nodes.job.with_faults(*[kill_agent(at="persist.manifest", step=20)] * 2)
-    nodes.start("--wait", **AUTO)
-    for node in (0, 1):
-        nodes.wait_for_death(node)
-    storage = CheckpointDirectory(nodes.job.checkpoint_dir)
-    assert nodes.job.stored() == [10] and [id.step for id in storage.scan().gathered] == [20]
-    lose_memory(nodes)
-    nodes.run("--wait", **AUTO)
-    assert_all_injected(nodes.job)
-    assert nodes.resumes() == [((0, ""), (0, "")), ((20, "storage"), (20, "storage"))]
-    assert "is not resumed" not in nodes.text()
-    assert_as_without(nodes.job, uninterrupted())
-    assert storage.scan().gathered == []
 
 
 def test_an_unpublished_checkpoint_that_lacks_a_part_does_not_count(nodes, uninterrupted) -> None:
@@ -61,13 +32,16 @@ def test_an_unpublished_checkpoint_that_lacks_a_part_does_not_count(nodes, unint
     nodes.wait_for_death(1 - written)
     nodes.agents[written].kill_processes("agent")
     nodes.wait_for_death(written)
-    lose_memory(nodes)
+    for node in range(2):
+        for arena in nodes.shm(node).iterdir():
+            remove_live(arena)
     nodes.run("--wait", **AUTO)
     assert_all_injected(nodes.job)
     assert nodes.resumes() == [((0, ""), (0, "")), ((10, "storage"), (10, "storage"))]
     why = f"it lacks the parts of 1 of 2 nodes: {1 - written}"
     assert f"step 20 of history 1 on storage is not resumed: {why}; step 10 of history 1 is resumed" in nodes.text()
-    assert_as_without(nodes.job, uninterrupted())
+    assert nodes.job.ends() == uninterrupted().ends(), nodes.text()
+    assert [nodes.job.losses(rank) for rank in (0, 1)] == [uninterrupted().losses(rank) for rank in (0, 1)]
     assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
 
 

@@ -5,10 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import MagicMock, Mock, patch
 
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import api as launcher_api
+from torch.distributed.run import determine_local_world_size
 
 from fastckpt_run.main import run
 from tests.e2e.launcher.conftest import FORK, Jobs, program
@@ -63,7 +67,6 @@ def test_a_shell_script_runs_with_one_worker_by_default(here: Path) -> None:
     assert ranks(here) == {0}
 
 
-@pytest.mark.usefixtures("started")
 def test_a_module_runs_with_its_arguments(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(TOUCH).parent))
     run(["-m", "touch", "x"])
@@ -81,6 +84,28 @@ def test_options_may_be_given_by_environment_variables(here: Path, monkeypatch: 
     assert ranks(here) == {0, 1, 2, 3}
 
 
+def test_nproc_auto_without_an_accelerator_is_the_number_of_cpus(here: Path) -> None:
+    with patch("torch.accelerator.is_available", return_value=False):
+        run(["--nproc-per-node=auto", "--no-python", SHELL])
+        assert len(ranks(here)) == determine_local_world_size("auto") >= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "asked"), [("cuda", "gpu", "auto"), ("cuda", "gpu", "gpu"), ("xpu", "xpu", "xpu")]
+)
+def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str, name: str, asked: str) -> None:
+    with (
+        patch(f"torch.{kind}.is_available", return_value=True),
+        patch(f"torch.{kind}.device_count", return_value=3),
+        patch("torch.accelerator.is_available", return_value=True),
+        patch("torch.accelerator.device_count", return_value=3),
+        patch("torch.accelerator.current_accelerator", return_value=MagicMock(type=name)),
+        patch("torch.distributed.launcher.api.get_default_numa_options", return_value=None),
+    ):
+        run([f"--nproc-per-node={asked}", "--no-python", SHELL])
+    assert ranks(here) == {0, 1, 2}
+
+
 def test_an_elastic_range_of_nodes_starts_with_the_minimum(here: Path) -> None:
     run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
     assert ranks(here) == {0, 1}
@@ -93,10 +118,57 @@ def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     assert error.value.get_first_failure()[1].exitcode == 1
 
 
+def test_an_agent_that_raises_records_a_failure(here: Path) -> None:
+    class AgentError(Exception):
+        pass
+
+    agent = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
+    with (
+        patch(agent, side_effect=AgentError),
+        patch("torch.distributed.elastic.events.record") as record,
+        pytest.raises(AgentError),
+    ):
+        run(["--nproc-per-node=2", TOUCH])
+    record.assert_called_once()
+
+
+def test_a_standalone_job_runs(here: Path) -> None:
+    run(["--standalone", "--nproc-per-node=4", "--rdzv-id=ignored", TOUCH])
+    assert ranks(here) == {0, 1, 2, 3}
+    assert told(here)["environment"]["TORCHELASTIC_RUN_ID"] != "ignored"
+
+
 def test_run_path_runs_a_script_with_its_arguments(jobs: Jobs, tmp_path: Path) -> None:
     jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
     assert ranks(tmp_path) == {0, 1}
     assert told(tmp_path)["arguments"] == ["x"]
+
+
+def test_several_agents_form_one_job(here: Path, jobs: Jobs) -> None:
+    argv = ["--nnodes=2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH]
+    other = jobs.start(*argv)
+    run(argv)
+    other.ends()
+    assert ranks(here) == {0, 1, 2, 3}
+
+
+def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
+    agent, handler = Mock(), Mock()
+    agent.run.return_value = RunResult(WorkerState.SUCCEEDED)
+    with (
+        patch("fastckpt_run.main.FastckptAgent", return_value=agent) as constructed,
+        patch("torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", return_value=handler),
+    ):
+        run(["--nproc-per-node=2", TOUCH])
+    constructed.assert_called_once()
+    handler.shutdown.assert_called_once()
+
+
+def test_patched_names_of_torch_are_restored_after_a_run(here: Path) -> None:
+    before = launcher_api.LocalElasticAgent
+    with pytest.raises(ChildFailedError):
+        run([TOUCH, "--fail"])
+    assert launcher_api.LocalElasticAgent is before
 
 
 LAUNCHED = """
@@ -114,6 +186,22 @@ def test_torch_reports_that_a_worker_was_launched_by_torchelastic(jobs: Jobs, tm
     assert told.read_text() == "True"
     subprocess.run([sys.executable, tmp_path / "launched.py", told], check=True)
     assert told.read_text() == "False"
+
+
+def test_logs_specs_are_found_by_entry_point(here: Path) -> None:
+    entry, points = MagicMock(), MagicMock()
+    entry.load.return_value = DefaultLogsSpecs
+    points.select.return_value.select.return_value = entry
+    points.select.return_value.__getitem__.return_value = entry
+    with patch("torch.distributed.run.metadata") as metadata:
+        metadata.entry_points.return_value = points
+        run(["--logs_specs=default", TOUCH])
+    assert ranks(here) == {0}
+
+
+def test_unknown_logs_specs_are_refused(here: Path) -> None:
+    with pytest.raises(ValueError, match="NONESUCH"):
+        run(["--logs_specs=NONESUCH", TOUCH])
 
 
 @pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])
@@ -138,7 +226,6 @@ def test_redirected_logs_are_captured_per_rank(
     }
 
 
-@pytest.mark.usefixtures("started")
 def test_virtual_local_rank_gives_each_worker_rank_zero(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     run(["--nproc-per-node=2", "--virtual-local-rank", TOUCH])

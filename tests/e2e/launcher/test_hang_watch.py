@@ -74,18 +74,6 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     node.end()
 
 
-def test_a_silent_rank_is_killed_and_others_that_keep_stepping_are_not(node: Node):
-    node.train()
-    for _ in range(99):
-        node.lines[1].step()  # the one that hangs has done more steps
-    assert not node.hangs()
-    os.kill(node.workers[1].pid, signal.SIGSTOP)
-    assert node.hangs_within(60, meanwhile=node.lines[0].step)
-    assert node.workers[1].wait(10) == -signal.SIGKILL
-    assert node.workers[0].poll() is None
-    assert node.watch.killed == {node.workers[1].pid}
-
-
 def trained_in_a_child_that_has_ended(node: Node) -> None:
     node.train()
     training = subprocess.Popen(["sleep", "600"])
