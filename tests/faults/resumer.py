@@ -1,67 +1,37 @@
 """A rank that resumes from whatever directory it is told to, again and again: one start of torch for many faults.
 
-Requests and answers are lines of JSON on stdin and stdout. A request is {directory, verify, over, spare, patience}:
-``over`` maps paths to files that this rank alone sees in their place, ``spare`` limits to what it has left of each
-while it loads; ``patience`` is how many seconds it tries again. The answer is {step, tier, state, own, counts, log} or
-{error, log}.
+Requests and answers are lines of JSON on stdin and stdout. A request is {directory, over}: ``over`` maps paths to files
+that this rank alone sees in their place. The answer is {step, state, own, log} or {error, log}.
 """
 
-import contextlib
 import io
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from fastckpt._core import metrics
 from fastckpt._core.resume import survey
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import FastckptError
 from tests.faults.diary import digest
 
 
-@contextlib.contextmanager
-def short_of(spare: dict[str, int]) -> Iterator[None]:
-    """With so many more descriptors ("NOFILE"), or bytes of memory ("AS"), than this process has now."""
-    held = os.open("/dev/null", os.O_RDONLY)
-    filled = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]  # numbers below the limit that are free
-    used = {"NOFILE": max(filled) + 1, "AS": int(Path("/proc/self/statm").read_text().split()[0]) * 4096}
-    names = {name: getattr(resource, f"RLIMIT_{name}") for name in spare}
-    before = {name: resource.getrlimit(number) for name, number in names.items()}
-    for name, number in names.items():
-        resource.setrlimit(number, (used[name] + spare[name], before[name][1]))
-    try:
-        yield
-    finally:
-        for name, number in names.items():
-            resource.setrlimit(number, before[name])
-        for descriptor in (held, *filled):
-            os.close(descriptor)
-
-
 def resume(request: dict[str, Any]) -> dict[str, Any]:
-    metrics.counts.clear()
-    survey.LIMIT, survey.PAUSE = request["patience"], request["patience"] / 4
-    checkpointer = DdpCheckpointer(request["directory"], verify=request["verify"])
+    survey.LIMIT, survey.PAUSE = 0.4, 0.1
+    checkpointer = DdpCheckpointer(request["directory"])
     try:
-        with short_of(request["spare"]):
-            state = checkpointer.load_checkpoint()
+        state = checkpointer.load_checkpoint()
         return {
             "step": checkpointer.loaded_step,
-            "tier": checkpointer.loaded_from,
             "state": digest(state),
             "own": digest(dict(checkpointer.rank_state)),
-            "bad": metrics.counts["bad_checkpoints"],
         }
     except FastckptError as error:
-        return {"error": f"{type(error).__name__}: {error}", "cause": type(error.__cause__).__name__}
+        return {"error": f"{type(error).__name__}: {error}"}
     finally:
         for rank in (1, 0):  # the first rank goes last, since the saver is its own
             if dist.get_rank() == rank:
