@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +21,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 60.0
 OURS = "import sys; from fastckpt_run.main import main; main(sys.argv[1:])"
 TORCHRUN = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
-COMMAND = "from fastckpt_run.commands import launch; launch()"
-"""The command itself, which is executed, as it acts before torch is imported."""
 FORK = ("--run-path", "--start-method=fork")
 """Has workers forked from the agent, which need not import torch."""
 
@@ -74,14 +71,6 @@ class Launch:
     def stderr(self) -> str:
         return self._err.read_text(errors="replace")
 
-    @property
-    def returncode(self) -> int | None:
-        return self.process.returncode
-
-    def communicate(self, timeout: float) -> tuple[str, str]:
-        self.wait(timeout)
-        return self.stdout, self.stderr
-
     def ends(self, code: int = 0) -> str:
         """Wait for its end, which is to be with this exit code; what it wrote on stderr."""
         assert self.wait(120) == code, self.stdout + self.stderr
@@ -106,10 +95,7 @@ class Jobs:
         command = [program("launch.py"), str(self.folder), str(err), variables["PYTHONPATH"], launcher, *arguments]
         variables |= {"PYTHONPATH": PATH}
         with out.open("ab") as output:
-            if launcher == COMMAND:
-                process = subprocess.Popen([sys.executable, *command], env=variables, stdout=output)
-            else:
-                process = launchers.start(command, variables, output.fileno())
+            process = launchers.start(command, variables, output.fileno())
         self.started.append(Launch(process, out, err))
         return self.started[-1]
 

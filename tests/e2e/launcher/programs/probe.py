@@ -3,7 +3,6 @@
 import atexit
 import gc
 import importlib
-import inspect
 import json
 import logging
 import multiprocessing
@@ -104,7 +103,6 @@ def interpreter() -> dict[str, object]:
         "spec": str(main.__spec__).replace(repr(main.__loader__), ""),
         "is_main": main.__dict__ is globals(),
         "builtins": str(type(globals()["__builtins__"])),
-        "depth": len(inspect.stack()) if "PROBE_DEPTH" in os.environ else 0,
         "recursion": sys.getrecursionlimit(),
         "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.gettrace() is None],
         "unraisable": sys.unraisablehook is sys.__unraisablehook__,

@@ -30,14 +30,10 @@ backend, seconds = environment("WAIT_BACKEND"), float(environment("WAIT_SECONDS"
 rank, folder = int(environment("RANK", "0")), Path(environment("JOB_FOLDER", "."))
 
 
-def later(action, *arguments) -> None:
-    threading.Timer(seconds, action, arguments).start()
-
-
-def until_passed():
+def busily(work, *arguments) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        yield
+        work(*arguments)
 
 
 class Slow(torch.utils.data.Dataset):
@@ -95,7 +91,7 @@ def loader_worker():
 
 def poll_of_a_descriptor():
     here, there = os.pipe()
-    later(os.write, there, b"x")
+    threading.Timer(seconds, os.write, (there, b"x")).start()
     select.select([here], [], [])
     os.close(here)
     os.close(there)
@@ -120,18 +116,16 @@ def output_that_nobody_reads():
 
 
 def computing_in_python():
-    for _ in until_passed():
-        sum(range(1000))
+    busily(sum, range(1000))
 
 
 def computing_in_c_with_the_gil():
-    for _ in until_passed():
-        hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**6)
+    busily(hashlib.pbkdf2_hmac, "sha256", b"x", b"y", 10**6)
 
 
 def key_of_a_store():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    later(dist.TCPStore("127.0.0.1", store.port).set, "key", "x")
+    threading.Timer(seconds, dist.TCPStore("127.0.0.1", store.port).set, ("key", "x")).start()
     assert store.get("key") == b"x"
 
 
@@ -144,9 +138,7 @@ def being_stopped_and_continued():
 
 def evaluation_that_nobody_marked():
     with torch.no_grad():
-        for _ in until_passed():
-            alone(torch.ones(1, 8))
-            time.sleep(0.05)
+        busily(lambda: (alone(torch.ones(1, 8)), time.sleep(0.05)))
 
 
 WAITS = [
