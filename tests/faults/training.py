@@ -42,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     made.add_argument("--full", action="store_true", help="keep the whole state of each save, and compare with it")
     made.add_argument("--leave", nargs=3, default=None, metavar=("RANK", "STEP", "WAY"), help="returns, exits, closes")
-    made.add_argument("--patience", type=float, default=1800.0, help="seconds that collectives may take")
     return made
 
 
@@ -243,7 +242,7 @@ def loop(training: Training) -> None:
 
 def main(kind: Callable[[Run], Training], args: argparse.Namespace) -> None:
     """Run a program: a training of this kind."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=args.patience))
+    dist.init_process_group("gloo")
     loop(kind(Run(args, dist.get_rank())))
     # The model is gone by now: were it the last to hold the process group, its end would wait, with the GIL, for a
     # thread of gloo that may be waiting for the GIL.

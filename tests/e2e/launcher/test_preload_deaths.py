@@ -138,8 +138,7 @@ def test_a_job_whose_templates_are_killed_continues_and_forks_again(jobs: Jobs, 
     wait_all_ended()
 
 
-@pytest.mark.parametrize("moment", ["request", "middle forked"])
-def test_a_pending_fork_of_a_dead_agent_never_runs_its_script(jobs: Jobs, tmp_path: Path, moment: str) -> None:
+def test_a_pending_fork_of_a_dead_agent_never_runs_its_script(jobs: Jobs, tmp_path: Path) -> None:
     """The template ends with its agent; a fork that was not let go never runs its script."""
     script = tmp_path / "script.py"
     script.write_text("import os, time\nopen(os.environ['JOB_FOLDER'] + f'/pid.{os.getpid()}', 'w')\ntime.sleep(600)\n")
@@ -155,7 +154,7 @@ socket.send_fds = strike
 from fastckpt_run.main import main
 main(sys.argv[1:])
 """
-    environment = {"PYTHONPATH": LIGHT, "FRAIL": moment, "FRAIL_FILE": str(tmp_path / "struck")}
+    environment = {"PYTHONPATH": LIGHT, "FRAIL": "middle forked", "FRAIL_FILE": str(tmp_path / "struck")}
     jobs.run("--fast-preload=math", str(script), launcher=driver, code=-signal.SIGKILL, **environment)
     wait_all_ended()
     assert not pids_in(tmp_path), "the script ran"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt_run.preload.preloader import ForkedWorker, Preloader
+from fastckpt_run.preload.preloader import ForkedWorker
 from fastckpt_run.script_analysis import read
-from tests.e2e.launcher.conftest import LIGHT, Jobs, program
+from tests.e2e.launcher.conftest import LIGHT
 from tests.e2e.launcher.preloading import Starter, template
 
 
@@ -82,19 +82,6 @@ def test_a_module_that_iterates_over_the_environment_reads_what_it_keeps(module:
     environment = os.environ | {"RANK": "1", variable: "1"}
     said = subprocess.check_output([sys.executable, "-c", source], env=environment, text=True, timeout=60)
     assert said == f"{variable} True\n"
-
-
-def test_the_template_finds_the_script_as_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "package" / "inner").mkdir(parents=True)
-    for name in ("__init__", "train", "__main__", "inner/__init__", "inner/deep"):
-        (tmp_path / "package" / f"{name}.py").write_text("import numpy")
-    (tmp_path / "package" / "__init__.py").write_text("raise AssertionError('imported by the agent')")
-    for arguments in (["-m", "package.train"], ["-m", "package"], ["-m", "package.inner.deep"], ["package"]):
-        assert read(arguments).imports == [("numpy", [])], arguments
-    write(tmp_path, broken="import a\nx = = 1")
-    for arguments in (["-m", "none.such"], ["none.py"], ["broken.py"]):
-        assert read(arguments).imports == []
 
 
 def sets(name: str) -> str:
@@ -297,7 +284,6 @@ def test_installed_modules_are_preloaded_and_modules_of_the_script_are_not(tmp_p
     ("sources", "why"),
     [
         ({"train": "import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport json"}, "the script sets OMP_NUM_THREADS"),
-        ({"train": "import os\nos.environ.update(os.environ)\nimport json"}, "the script sets variables before"),
         ({"train": "import json", "json": ""}, "json.py has the name of a module that torch imports"),
         (
             {"train": "import mine\nimport json", "mine": "import os\nos.environ['OMP_NUM_THREADS'] = '3'"},
@@ -398,35 +384,6 @@ def test_a_closed_stream_is_not_replaced_by_a_file_of_the_agents(plain, tmp_path
     assert "they inherit no stdin, which is closed" in caplog.text
 
 
-def test_the_last_output_of_a_dead_template_is_logged(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
-    source = "import os, sys\nsys.stderr.write('x\\n' * 10**5)\nprint('enough', file=sys.stderr)\nos._exit(3)"
-    write(tmp_path / "modules", rude=source)
-    write(tmp_path, train="")
-    starter = plain("train.py", "rude")
-    assert starter.start(starter.template, ("train.py",), {}).wait() == (0, "", "")
-    assert "the template ended: enough" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environment", "why"),
-    [
-        (["--no-python", program("touch.sh")], {}, "they run "),
-        (["--run-path", program("touch.py")], {}, "--run-path starts them in its own way"),
-        ([program("touch.py")], {"PYTHON_EXEC": "{link}"}, "they run {link}, not this Python"),
-    ],
-)
-def test_workers_started_in_other_ways_are_executed_with_the_reason(
-    jobs: Jobs, tmp_path: Path, arguments: list[str], environment: dict[str, str], why: str
-) -> None:
-    link = tmp_path / "python"
-    link.symlink_to(sys.executable)
-    variables = {name: value.format(link=link) for name, value in environment.items()}
-    job = jobs.launch("--fast-preload=auto", *arguments, **variables)
-    (fallback,) = [event["why"] for event in jobs.told("preload_fallback", "preload_ready")]
-    assert fallback.startswith(why.format(link=link))
-    assert f"fastckpt-run: workers start without preloaded modules: {fallback}" in job.stderr.splitlines()
-
-
 def test_workers_bound_by_numactl_are_executed(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
     write(tmp_path, train="")
     preloader = plain("train.py", "math").template
@@ -434,10 +391,3 @@ def test_workers_bound_by_numactl_are_executed(plain: Callable[..., Starter], tm
         preloader.fork(["numactl", "--physcpubind=0", sys.executable, "-u", "train.py"], os.environ, [0, 1, 2]) is None
     )
     assert "numactl starts them" in caplog.text
-
-
-def test_preloading_set_to_off_forks_nothing() -> None:
-    for word in ("off", "no", "0", ""):
-        preloader = Preloader(word)
-        preloader.begin(None)
-        assert preloader.fork([], {}, []) is None
