@@ -30,13 +30,6 @@ ROUNDS = int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
 campaign = pytest.mark.campaign
 
 
-def seed_of_today() -> int:
-    """FASTCKPT_SEED repeats a campaign that failed."""
-    seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
-    print(f"\nseed {seed}", flush=True)
-    return seed
-
-
 @pytest.mark.parametrize("script", ["", "--overlap"])
 def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, uninterrupted, script) -> None:
     """The state has 6 parameters, 12 moments, 6 counters and the generator; rank 1 copies its generator alone."""
@@ -64,7 +57,9 @@ def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(
     new_job, uninterrupted, victims, kills, seed
 ) -> None:
     """In launch after launch, every second one anywhere on its way to a step."""
-    rng, steps, job = random.Random(seed or seed_of_today()), (kills + 2) * WIDE_GAP, new_job()
+    seed = seed or int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))  # which repeats a campaign
+    print(f"\nseed {seed}", flush=True)
+    rng, steps, job = random.Random(seed), (kills + 2) * WIDE_GAP, new_job()
     for i in range(kills):
         begin = WIDE_GAP * (i // 2)
         job.start("--steps", str(steps), "--stop-at", str(begin + WIDE_GAP // 2), restarts=0)

@@ -36,13 +36,6 @@ if libc.vfork() == 0:
     libc.sleep(600)
     libc._exit(0)
 """
-KILLED = """
-import os, signal, torch
-from fastckpt import DdpCheckpointer
-checkpointer = DdpCheckpointer(os.environ["JOB_FOLDER"] + "/checkpoints")
-checkpointer.load_checkpoint()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 RANKS_APART = """
 import os, torch
 from fastckpt import DdpCheckpointer
@@ -58,7 +51,6 @@ class SavingJobs(Jobs):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.environment |= {"FASTCKPT_EXIT_CODES": "1"}
-        self.storage = folder / "storage"
 
     def script(self, text: str, name: str = "script.py") -> str:
         (self.folder / name).write_text(text)
@@ -79,20 +71,6 @@ class SavingJobs(Jobs):
         """The worker may not have come to log the newest save."""
         durable = CheckpointDirectory(self.folder / "checkpoints").checkpoints()[0].id.step
         assert durable - self.saves()[-1]["step"] in (0, 1)
-
-    def refuse_storage(self) -> tuple[str, ...]:
-        """Have storage refuse what is saved, until it is mended; what the script has to be told."""
-        self.storage.symlink_to("/proc/self/nowhere")
-        return (f"--path={self.storage}/model.pt",)
-
-    def assert_resumed_once_mended(self) -> None:
-        """The next launch resumes from memory what could not be stored."""
-        last = self.saves()[-1]
-        self.storage.unlink()
-        self.storage.mkdir()
-        self.save(script=("--saves=1",)).ends()
-        newest = self.saves()[-1]
-        assert newest["tier"] == "memory" and newest["loaded"] - last["step"] in (0, 1), newest
 
     def worker(self) -> int:
         return max(int(path.suffix[1:]) for path in self.folder.glob("pid.*"))
@@ -138,7 +116,8 @@ def test_a_worker_that_hung_is_75(jobs: SavingJobs) -> None:
 
 def test_a_worker_that_is_killed_again_and_again_without_progress_is_1(jobs: SavingJobs) -> None:
     """Another launch would go the same way."""
-    job = jobs.run(*FORK, "--max-restarts=20", "--fast-max-stalls=1", jobs.script(KILLED), code=1)
+    script = (program("train.py"), "--how=kill", "--fail=1")
+    job = jobs.run(*FORK, "--max-restarts=20", "--fast-max-stalls=1", *script, code=1)
     assert "no restart: the workers failed 10 times in a row before they came further" in job.stderr
 
 
@@ -176,7 +155,9 @@ def test_a_signal_ends_the_wait_of_torchs_static_rendezvous(
 def test_a_job_whose_storage_fails_ends_with_74_and_the_next_launch_resumes(jobs: SavingJobs, end: str) -> None:
     """The flush runs into its limit, or two more signals give it up."""
     limit = "1" if end == "death" else "600"
-    job = jobs.save(f"--fast-flush-timeout={limit}", script=jobs.refuse_storage())
+    storage = jobs.folder / "storage"
+    storage.symlink_to("/proc/self/nowhere")
+    job = jobs.save(f"--fast-flush-timeout={limit}", script=(f"--path={storage}/model.pt",))
     jobs.until_saves(2)
     if end == "death":
         os.kill(jobs.worker(), signal.SIGKILL)
@@ -187,7 +168,12 @@ def test_a_job_whose_storage_fails_ends_with_74_and_the_next_launch_resumes(jobs
         until(lambda: "1 more to give it up" in job.stderr, "a signal that is counted")
         job.terminate()
     assert f"fastckpt-run: exit code 74: {ADVICE[74]}\n" in job.ends(74)
-    jobs.assert_resumed_once_mended()
+    last = jobs.saves()[-1]
+    storage.unlink()
+    storage.mkdir()
+    jobs.save(script=("--saves=1",)).ends()
+    newest = jobs.saves()[-1]
+    assert newest["tier"] == "memory" and newest["loaded"] - last["step"] in (0, 1), newest
 
 
 def test_a_success_of_ranks_with_a_directory_each_is_1_and_names_both(jobs: SavingJobs) -> None:
@@ -198,19 +184,13 @@ def test_a_success_of_ranks_with_a_directory_each_is_1_and_names_both(jobs: Savi
     assert f"none of its saves came to be whole in {jobs.folder}/rank" in job.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option", "code"),
-    [
-        (["--nnodes=many", "train.py"], "1", 2),
-        (["--nnodes=many", "train.py"], "0", 1),
-    ],
-)
+@pytest.mark.parametrize(("option", "code"), [("1", 2), ("0", 1)])
 def test_a_setting_that_cannot_be_used_is_2(
-    here: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], option: str, code: int
+    here: Path, monkeypatch: pytest.MonkeyPatch, option: str, code: int
 ) -> None:
     monkeypatch.setenv("FASTCKPT_EXIT_CODES", option)
     with pytest.raises(SystemExit) as end:
-        main(arguments)
+        main(["--nnodes=many", "train.py"])
     assert end.value.code == code
 
 
