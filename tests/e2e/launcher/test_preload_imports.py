@@ -84,6 +84,19 @@ def test_a_module_that_iterates_over_the_environment_reads_what_it_keeps(module:
     assert said == f"{variable} True\n"
 
 
+def test_the_template_finds_the_script_as_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    for name in ("__init__", "train", "__main__", "inner/__init__", "inner/deep"):
+        (tmp_path / "package" / f"{name}.py").write_text("import numpy")
+    (tmp_path / "package" / "__init__.py").write_text("raise AssertionError('imported by the agent')")
+    for arguments in (["-m", "package.train"], ["-m", "package"], ["-m", "package.inner.deep"], ["package"]):
+        assert read(arguments).imports == [("numpy", [])], arguments
+    write(tmp_path, broken="import a\nx = = 1")
+    for arguments in (["-m", "none.such"], ["none.py"], ["broken.py"]):
+        assert read(arguments).imports == []
+
+
 def sets(name: str) -> str:
     return f"import os\nos.environ['{name}'] = '1'\n"
 

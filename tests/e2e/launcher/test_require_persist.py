@@ -8,6 +8,7 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.e2e.launcher.conftest import FORK, Jobs, program
+from tests.support.json_lines import whole_lines
 from tests.support.live_folders import remove_live
 
 SAVE = program("save.py")
@@ -85,3 +86,14 @@ def test_the_final_report_of_a_good_job_has_its_saves_and_what_a_resume_found(jo
     assert "step 2 of history 1 in storage (rank 0: BadCheckpoint: " in blocks(done.stderr)
     event = jobs.told("report")[-1]
     assert event["resumes"] == {"storage": 1} and len(event["bad"]) == 1
+
+
+def test_slow_storage_skips_saves_and_takes_no_more_memory(jobs: Jobs) -> None:
+    """1 MB/s for states of 0.4 MB, saved far faster: the slots are the queue; a save that finds none is told."""
+    script = (SAVE, "--saves=30", "--numbers=100000", "--pause=0.03")
+    text = jobs.run(*FORK, "--nproc-per-node=1", FULL, "--fast-persist-mbps=1", *script).stderr
+    saves = whole_lines(jobs.folder / "saves")
+    skips = [save for save in saves if not save["saved"]]
+    assert len(skips) > 10 and all("is being persisted" in save["reason"] for save in skips)
+    assert f"skipped      {len(skips)} saves" in text and " as a step is being persisted" in text
+    assert durable(jobs.folder) == [save["step"] for save in saves if save["saved"]], "what was not skipped is durable"

@@ -111,11 +111,12 @@ def test_a_joining_node_costs_no_restart(jobs: Jobs, tmp_path: Path) -> None:
 
 def test_progress_gives_restarts_back(jobs: Jobs, tmp_path: Path) -> None:
     """Two failures in a job that may be restarted once, each after a while of progress: no number comes twice."""
-    budget = ["--max-restarts=1", "--fast-restart-budget=1/0.2s"]
-    jobs.launch(*FORK, *budget, TRAIN, "--steps=40", "--every=5", "--pace=0.03", "--fail", "11", "21", "99")
+    budget = ["--max-restarts=1", "--fast-restart-budget=1/0.2s", "--fast-summary=full"]
+    job = jobs.launch(*FORK, *budget, TRAIN, "--steps=40", "--every=5", "--pace=0.03", "--fail", "11", "21", "99")
     assert [start[0] for start in starts(tmp_path)] == ["1", "1", "2"], "so many restarts are allowed in all"
     given = jobs.told("restarts_given_back")
     assert [(event["restarts"], event["restarts_left"]) for event in given] == [(1, 1)]
+    assert re.findall(r"; went on after .* from step (\d+) in memory, ", job.stderr) == ["10", "20"]
 
 
 class Node:

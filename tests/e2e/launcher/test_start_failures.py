@@ -29,6 +29,7 @@ MAY_HAVE_BEGUN = [
     ("a lazy import", "def train():\n    for i in range(5): pass\n    import nosuch\ntrain()\n"),
     ("after what another module may have done", "import mine\nmine.run()\nimport nosuch\n"),
     ("after other code was executed", "exec('x = 1')\nimport nosuch\n"),
+    ("after a context", "import warnings\nwith warnings.catch_warnings():\n    pass\nimport nosuch\n"),
     ("compiled late", "def f():\n    compile('def f(:', 'x', 'exec')\nf()\n"),
     ("a library that another rank is building", "open('halfway.so', 'w').close()\nimport halfway\n"),
     ("something printed after it", "import atexit, sys\natexit.register(print, 'x', file=sys.stderr)\nimport nosuch\n"),
