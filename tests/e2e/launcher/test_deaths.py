@@ -11,7 +11,7 @@ import pytest
 from fastckpt_run.failures.deaths import DeathWatch, peek
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.workers import drop_if_torn, terminate_gracefully
-from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, Launch, alive, pids_in, program, until
+from tests.e2e.launcher.conftest import LIGHT, Jobs, Launch, alive, pids_in, program, until
 from tests.support.json_lines import whole_lines
 
 FAMILY = program("family.py")
@@ -46,16 +46,11 @@ def names(jobs: Jobs) -> list[str]:
     return [name for name in told if not name.startswith(("preload", "metrics"))]
 
 
-@pytest.mark.parametrize(
-    ("path", "ranks"), [(TEMPLATE, "deaf deaf"), (FORK, "loader loader")], ids=["fork", "run-path"]
-)
-def test_a_killed_worker_ends_all_other_workers_and_their_children(
-    jobs: Jobs, tmp_path: Path, path: tuple[str, ...], ranks: str
-) -> None:
+def test_a_killed_worker_ends_all_other_workers_and_their_children(jobs: Jobs, tmp_path: Path) -> None:
     """Neither deaf workers, nor children of the dead or of the others, live to see the restart."""
     options = ("--max-restarts=1", f"--shutdown-timeout={GRACE}", "--monitor-interval=5")
-    job = start(jobs, *path, *options, f"--fast-events={tmp_path / 'events'}", ranks=ranks)
-    assert len(pids_in(tmp_path)) == (6 if "loader" in ranks else 4)
+    job = start(jobs, *TEMPLATE, *options, f"--fast-events={tmp_path / 'events'}", ranks="loader deaf")
+    assert len(pids_in(tmp_path)) == 5
     os.kill(pid_of(tmp_path, 1), signal.SIGKILL)
     job.ends()
     assert_no_survivors(tmp_path, 2)
@@ -130,34 +125,6 @@ def test_sigterm_while_workers_are_started_leaves_none_and_no_child_of_one(jobs:
     job = jobs.start("--nproc-per-node=2", FAMILY, "deaf", "deaf", launcher=STARTING)
     assert job.ends(1).splitlines()[-1] == "fastckpt-run: stopped by SIGTERM"
     wait_all_dead(tmp_path)
-
-
-BEATING = """
-from datetime import timedelta
-from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from fastckpt_run.main import main
-
-class Timer(dynamic_rendezvous._PeriodicTimer):
-    def __init__(self, interval, function, handler):
-        super().__init__(timedelta(), beat, handler)
-
-def beat(handler):
-    hearts.add(handler())
-    for _ in range(1000):
-        store.set("heart", "beats")
-
-hearts, store = set(), TCPStore("127.0.0.1", 0, is_master=True)
-dynamic_rendezvous._PeriodicTimer = Timer
-main(sys.argv[1:])
-"""
-
-
-def test_a_rendezvous_heartbeat_at_the_end_aborts_nothing(jobs: Jobs) -> None:
-    """torch does not stop it after a signal."""
-    job = start(jobs, ranks="tidy", launcher=BEATING)
-    job.terminate()
-    job.ends(1)
 
 
 DRIVER = """

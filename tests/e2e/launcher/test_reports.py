@@ -13,7 +13,7 @@ END = program("end.py")
 WHERE = "in fail (end.py:14)"
 
 
-@pytest.mark.parametrize("how", ["well", "kill", "wait"])
+@pytest.mark.parametrize("how", ["kill", "wait"])
 def test_exit_codes_equal_those_of_torchrun(jobs: Jobs, tmp_path: Path, how: str) -> None:
     both = []
     for number, launcher in enumerate((OURS, TORCHRUN)):
@@ -25,7 +25,7 @@ def test_exit_codes_equal_those_of_torchrun(jobs: Jobs, tmp_path: Path, how: str
         if how == "wait":
             until(lambda number=number: len([*tmp_path.glob(f"{number}/ready.*")]) == 2, "readiness")
             job.terminate()
-        job.ends(0 if how == "well" else 1)
+        job.ends(1)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ def fail() -> None:
 
 
 def main() -> None:
-    if how == "well":
-        return
     if rank == "1":
         (folder / "ready.1").touch()
         time.sleep(600)
