@@ -11,7 +11,7 @@ import pytest
 from fastckpt_run.failures.deaths import DeathWatch, peek
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.workers import drop_if_torn, terminate_gracefully
-from tests.e2e.launcher.conftest import LIGHT, Jobs, Launch, alive, pids_in, program, until
+from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, Launch, alive, pids_in, program, until
 from tests.support.json_lines import whole_lines
 
 FAMILY = program("family.py")
@@ -61,9 +61,12 @@ def test_a_killed_worker_ends_all_other_workers_and_their_children(jobs: Jobs, t
     assert (died["rank"], died["local_rank"], died["exitcode"]) == (1, 1, -9)
 
 
-def test_workers_stopped_for_another_failure_get_sigterm_and_the_stop_grace(jobs: Jobs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [EXEC, FORK], ids=["exec", "run-path"])
+def test_workers_stopped_for_another_failure_get_sigterm_and_the_stop_grace(
+    jobs: Jobs, tmp_path: Path, path: tuple[str, ...]
+) -> None:
     """Stopped ones, too, are asked; who is deaf is killed when it is over, and nobody lives to see the restart."""
-    job = start(jobs, *EXEC, "--fast-stop-grace=1", "--max-restarts=1", ranks="tidy tidy stopped deaf")
+    job = start(jobs, *path, "--fast-stop-grace=1", "--max-restarts=1", ranks="tidy tidy stopped deaf")
     os.kill(pid_of(tmp_path, 1), signal.SIGKILL)
     errors = job.ends()
     assert {path.name for path in tmp_path.glob("cleaned.*")} == {"cleaned.0", "cleaned.2"}

@@ -38,6 +38,7 @@ print(before, file=sys.stderr)
         ("import re, torch\nre.compile('x')", False),
         ("import model", True),
         ("import torch, os\ntorch.compile(x)\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = 'x'", False),
+        ("import torch, os\ntorch.compile(x)\nos.environ.update(x)", False),
         ("import torch, os\ntorch.compile(x)\nos.environ['CXX'] = 'clang++'", False),
         ("import torch, os\ntorch.compile(x)\nos.environ['TOKENIZERS_PARALLELISM'] = 'x'", True),
     ],

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from fastckpt_run.preload.preloader import ForkedWorker
+from fastckpt_run.preload.preloader import ForkedWorker, Preloader
 from fastckpt_run.script_analysis import read
 from tests.e2e.launcher.conftest import LIGHT
 from tests.e2e.launcher.preloading import Starter, template
@@ -394,3 +396,15 @@ def test_workers_bound_by_numactl_are_executed(plain: Callable[..., Starter], tm
         preloader.fork(["numactl", "--physcpubind=0", sys.executable, "-u", "train.py"], os.environ, [0, 1, 2]) is None
     )
     assert "numactl starts them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "why"),
+    [(print, "--run-path starts them in its own way"), ("sh", "they run sh, not this Python")],
+)
+def test_workers_started_in_other_ways_are_executed_with_the_reason(entrypoint: Any, why: str, caplog) -> None:
+    preloader = Preloader("auto")
+    preloader.begin(WorkerSpec("test", 1, None, entrypoint=entrypoint, args=("-u", "train.py")))
+    preloader.prepare()
+    assert preloader.fork([sys.executable, "-u", "train.py"], os.environ, [0, 1, 2]) is None
+    assert f"workers start without preloaded modules: {why}" in caplog.text
