@@ -5,6 +5,8 @@ import re
 import signal
 import time
 
+import pytest
+
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import report
 from fastckpt_run import formatting
@@ -100,20 +102,27 @@ def test_slow_steps_phases_and_saves_do_not_count_as_hangs(new_job, uninterrupte
     assert job.ends() == uninterrupted().ends()
 
 
-def start_two_nodes(new_job, fault, *script, **options) -> tuple[Job, Job]:
-    """Two agents of a rank each, in one checkpoint directory."""
-    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
-    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    first, second = new_job().with_faults(fault), new_job("second")
-    second.faults, second.checkpoint_dir = first.faults, first.checkpoint_dir
-    for job in (first, second):
-        launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)
-        start(job, "--out", str(first.folder), *script, launcher=launcher, **options)
-    return first, second
+@pytest.mark.campaign
+def test_stopped_ranks_are_noticed_in_first_steps_in_saves_and_when_all_are_idle(new_job, uninterrupted):
+    stops = [stop(1, "train.step", 1), stop(0, "snapshot.fill", 10), stop(1, "resume.load")]
+    job = new_job().with_faults(*stops)
+    assert start(job, timeout="2", restarts=5).wait() == 0, job.text()
+    assert_all_injected(job)
+    found = hangs(job)
+    assert [line["culprits"] for line in found] == [[fault.rank] for fault in stops], job.text()
+    assert all(line["silent"] > 20 for line in found)
+    assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
 def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, uninterrupted):
-    jobs = start_two_nodes(new_job, hang(1, "train.step", 23, "loop_in_c_with_the_gil"))
+    """Two agents of a rank each, in one checkpoint directory."""
+    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    jobs = new_job().with_faults(hang(1, "train.step", 23, "loop_in_c_with_the_gil")), new_job("second")
+    jobs[1].faults, jobs[1].checkpoint_dir = jobs[0].faults, jobs[0].checkpoint_dir
+    for job in jobs:
+        launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)
+        start(job, "--out", str(jobs[0].folder), launcher=launcher)
     assert [job.wait() for job in jobs] == [0, 0], jobs[0].text() + jobs[1].text()
     odd = re.compile(
         r"1 of 2 ranks, rank 1 on host \S+, is in loop_in_c_with_the_gil \(faults\.py:\d+\); "
