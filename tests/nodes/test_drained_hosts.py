@@ -2,8 +2,6 @@
 
 import json
 import re
-import time
-from collections.abc import Sequence
 
 import pytest
 
@@ -14,8 +12,6 @@ from tests.nodes.job import DEADLINE, EVERY, LAST_CALL, SOON, NodesJob
 PORT = "9400"
 COMMAND = "from fastckpt_run.commands import tools; tools()"
 LINK = re.compile(r"http://127\.0\.0\.1:9400/#token=\S+")
-WAITS = "this host is drained"
-campaign = pytest.mark.campaign
 
 
 def drain(job: NodesJob, *arguments: str) -> tuple[int, str]:
@@ -26,28 +22,14 @@ def drain(job: NodesJob, *arguments: str) -> tuple[int, str]:
     return process.wait(DEADLINE), path.read_text()
 
 
-def undrain(job: NodesJob, number: int) -> float:
-    """Take a host back in, which waits; since when it may take part."""
-    since = job.count_on(number)
-    assert drain(job, "--undo", f"node{number}")[0] == 0
-    return since
-
-
-def relaunched(job: NodesJob, number: int, times: int) -> None:
-    """Have another agent of a drained host wait."""
-    job.launch(number)
-    job.set_aside(number)
-    job.until(lambda: job.output(number).count(WAITS) == times, f"the next agent of host {number} waits")
-
-
-def started(fleet: Fleet, nodes: str, members: Sequence[int], *flags: str) -> NodesJob:
+def started(fleet: Fleet, *flags: str) -> NodesJob:
     flags = ("--fast-metrics-port", PORT, *flags)
-    return fleet.started(members, "--batches", "6", nodes=nodes, stores=members, flags=flags)
+    return fleet.started((0, 1, 2), "--batches", "6", nodes="2:3", stores=(0, 1, 2), flags=flags)
 
 
 def test_a_drained_host_is_left_out_until_it_is_taken_back_in(fleet: Fleet) -> None:
     """The job goes on without it, for there may be two hosts."""
-    job = started(fleet, "2:3", (0, 1, 2), *LAST_CALL)
+    job = started(fleet, *LAST_CALL)
     at, since = job.reached(), job.set_aside(1)
     code, said = drain(job, "node1")
     found = re.search(r"node1 is drained: step (\d+) is durable; the job goes on with 2 nodes\n", said)
@@ -72,39 +54,20 @@ def test_a_drained_host_is_left_out_until_it_is_taken_back_in(fleet: Fleet) -> N
     job.cluster.hosts[1].kill_all()
     out.wait(DEADLINE)
     before = [job.starts(number) for number in (0, 2)]
-    relaunched(job, 1, 2)
+    job.launch(1)
+    job.set_aside(1)
+    job.until(lambda: job.output(1).count("this host is drained") == 2, "the next agent waits")
     job.do_steps(20)
     assert [job.starts(number) for number in (0, 2)] == before
-    assert job.recovered(undrain(job, 1)).starts == {0: 1, 1: 1, 2: 1}
+    since = job.count_on(1)
+    assert drain(job, "--undo", "node1")[0] == 0
+    assert job.recovered(since).starts == {0: 1, 1: 1, 2: 1}
     job.finish()
 
 
-@campaign
-def test_a_spare_takes_the_place_of_a_host_that_is_drained(fleet: Fleet) -> None:
-    job = started(fleet, "2", (0, 1), "--fast-spares", "1")
-    code, said = drain(job, "node1")
-    assert code == 1 and "with 0 that wait for a place" in said and "Start another node first" in said, said
-    job.cluster.add(2)
-    job.park(2)
-    job.are_parked(2)
-    job.count_on(2)
-    since = job.set_aside(1)
-    code, said = drain(job, "node1")
-    assert code == 0 and said.endswith("the job goes on with 2 nodes, with node2 in its place\n"), said
-    recovery = job.recovered(since, SOON)
-    assert recovery.ranks == {0: 0, 2: 1} and recovery.tiers[0] == "memory"
-    # It is no spare: when the one in its place is lost, the job waits.
-    before = job.starts(1)
-    job.lose(2)
-    time.sleep(8)  # a spare would have taken over by then
-    assert job.starts(1) == before
-    assert job.recovered(undrain(job, 1)).ranks == {0: 0, 1: 1}
-    fleet.finish(job, ranks=2)
-
-
-@campaign
+@pytest.mark.campaign
 def test_the_first_host_with_the_store_is_drained_and_ended(fleet: Fleet) -> None:
-    job = started(fleet, "2:3", (0, 1, 2))
+    job = started(fleet)
     since = job.set_aside(0)
     code, said = drain(job, "node0")
     assert code == 0 and "node0 is drained: " in said, said
@@ -116,31 +79,3 @@ def test_the_first_host_with_the_store_is_drained_and_ended(fleet: Fleet) -> Non
     job.do_steps(40)
     assert sorted(job.recovered(job.kill_worker(2)).ranks.values()) == [0, 1]
     job.finish()
-
-
-@campaign
-def test_a_host_that_is_lost_during_its_drain_is_left_out(fleet: Fleet) -> None:
-    job = started(fleet, "2:3", (0, 1, 2))
-    since = job.freeze(1)  # its agent answers nothing, and is found to be stopped
-    out = job.agents.pop(1)
-    code, said = drain(job, "node1")
-    assert code == 0 and "node1 is drained" in said, said
-    job.cluster.lose(1)
-    out.wait(DEADLINE)
-    job.recovered(since)
-    job.cluster.add(1)
-    relaunched(job, 1, 1)
-    job.do_steps(10)
-    job.recovered(undrain(job, 1))
-    job.end()
-
-
-@campaign
-def test_the_only_host_that_may_hold_the_store_is_not_drained(fleet: Fleet) -> None:
-    job = fleet.started((0, 1), nodes="1:2", flags=("--fast-metrics-port", PORT), every=5, steps=11)
-    code, said = drain(job, "node0")
-    assert code == 1 and "node0 holds the store of the rendezvous, and no other host may" in said, said
-    assert drain(job, "node1")[0] == 0
-    code, said = drain(job, "node0")
-    assert code == 1 and "the job needs 1 nodes (--nnodes), and without node0 it would have 0" in said, said
-    job.end()

@@ -6,24 +6,12 @@ the newest save that memory, copies or parity give back is lost.
 """
 
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.nodes.conftest import Fleet
-from tests.nodes.faults import (
-    AT,
-    Fault,
-    Pause,
-    cut_the_link,
-    flip,
-    flip_a_byte_at_the_source,
-    kill_another_worker,
-    kill_the_agent,
-    kill_the_source,
-    lose_another,
-    lose_the_host,
-)
-from tests.nodes.hosts import Cluster
 from tests.nodes.job import EVERY, NEVER, SOON, NodesJob
 from tests.nodes.recovery import Line, Recovery
 from tests.nodes.test_replicas import WIDE, assert_same_state
@@ -32,6 +20,81 @@ JOIN, FETCH, VOTE = "rendezvous.wait", "peers.fetch", "resume.verify"
 SEND, COMMIT = "replicas.send", "parity.commit"
 THREE, FOUR = (0, 1, 2), (0, 1, 2, 3)
 campaign = pytest.mark.campaign
+PAUSES = str(Path(__file__).with_name("pauses"))
+AT = 2
+"""The host that stands still; it is a fresh one, or is in a phase of a copy."""
+Fault = Callable[[NodesJob], None]
+
+
+class Pause:
+    """A pause of one process of a host that is launched now, when it comes to a phase for the first, or n-th, time."""
+
+    def __init__(self, job: NodesJob, number: int, phase: str, nth: int = 1, *, parks: bool = False) -> None:
+        self._folder = job.out / f"pause-{time.monotonic_ns()}"
+        self._folder.mkdir()
+        pause = {"PHASE": phase, "FOLDER": str(self._folder), "NTH": str(nth)}
+        environment = {f"NODES_PAUSE_{name}": value for name, value in pause.items()}
+        (job.park if parks else job.launch)(number, PYTHONPATH=PAUSES, **environment)
+        self._job, self._phase = job, phase
+
+    def is_reached(self) -> "Pause":
+        self._job.until((self._folder / "reached").exists, f"phase {self._phase}")
+        return self
+
+    def end(self) -> None:
+        (self._folder / "go").touch()
+
+
+def kill_the_agent(job: NodesJob) -> None:
+    job.kill_node(AT)
+    job.launch(AT)
+
+
+def lose_the_host(job: NodesJob) -> None:
+    job.lose(AT)
+    job.add(AT)
+
+
+def lose_another(job: NodesJob) -> None:
+    job.lose(1)
+    job.add(1)
+
+
+def kill_the_source(job: NodesJob) -> None:
+    """That holds the store and rank 0, too."""
+    job.kill_node(0)
+    job.launch(0)
+
+
+def kill_another_worker(job: NodesJob) -> None:
+    job.kill_worker(1)
+
+
+def cut_the_link(job: NodesJob) -> None:
+    """Of the host, for longer than nodes may be silent."""
+    job.cluster.hosts[AT].unplug()
+    time.sleep(5)
+    job.cluster.hosts[AT].plug()
+
+
+FLIP = """
+import pathlib, sys
+for path in pathlib.Path('/dev/shm').glob(sys.argv[1]):
+    with path.open('r+b') as file:
+        data = bytearray(file.read()); data[len(data) // 2] ^= 1; file.seek(0); file.write(data)
+        print(path, flush=True)
+"""
+
+
+def flip(job: NodesJob, number: int, pattern: str) -> None:
+    """Flip a byte of each file of the memory of a host whose path matches."""
+    flipped = job.out / f"flipped.{number}"
+    assert job.cluster.hosts[number].start("-c", FLIP, pattern, output=flipped).wait(60) == 0
+    assert flipped.read_text(), "there is no such file"
+
+
+def flip_a_byte_at_the_source(job: NodesJob) -> None:
+    flip(job, 0, "**/model.pt*")
 
 
 def come_back(job: NodesJob, phase: str, fault: Fault) -> Recovery:
@@ -69,14 +132,6 @@ def test_a_job_comes_back_from_memory_through_each_fault_in_each_phase(fleet: Fl
     assert come_back(job, phase, fault).lost <= EVERY
     fleet.finish(job, ranks=3)
     assert ("was not fetched from" in job.text(1 << 20)) >= (fault is flip_a_byte_at_the_source)
-
-
-@campaign
-@pytest.mark.parametrize("fault", [kill_the_agent, lose_the_host], **NAMES)
-def test_a_fresh_host_that_ends_while_it_fetches_shards_is_followed_by_another(fleet: Fleet, fault: Fault) -> None:
-    job = fleet.started(THREE, *WIDE, stores=THREE, steps=2 * EVERY + 6)
-    assert come_back(job, FETCH, fault).tiers == {0: "memory", 1: "memory", AT: "peer"}
-    fleet.finish(job, ranks=3)
 
 
 # --- while shards of 25 MB on each host are copied, or their parity is renewed
@@ -133,23 +188,6 @@ def test_a_loss_in_each_phase_of_a_renewal_of_parity_is_restored_from_memory(
 
 
 @campaign
-@pytest.mark.parametrize("phase", ["parity.receive", COMMIT])
-def test_a_fresh_host_that_is_lost_before_its_group_has_parity_again_is_restored_once_more(
-    fleet: Fleet, phase: str
-) -> None:
-    job = fleet.started(FOUR, *SLOWLY, stores=FOUR, flags=("--fast-replicas", "xor:4"), steps=EVERY + 11)
-    job.lose(AT)
-    job.cluster.add(AT)
-    pause = Pause(job, AT, phase).is_reached()
-    time.sleep(2)  # the others commit theirs
-    at = job.lose(AT)
-    job.add(AT)
-    pause.end()
-    assert job.recovered(at).tiers == {number: "peer" if number == AT else "memory" for number in FOUR}
-    fleet.finish(job, ranks=4)
-
-
-@campaign
 def test_hosts_that_are_left_amid_a_copy_do_not_wait_for_parts_of_the_lost_one(fleet: Fleet) -> None:
     """Of the newest save a part is lost: that before it was copied, and it is resumed at once."""
     job = fleet.job(THREE, "--digests", *WIDE, nodes="2:3", stores=THREE)
@@ -163,15 +201,10 @@ def test_hosts_that_are_left_amid_a_copy_do_not_wait_for_parts_of_the_lost_one(f
     job.finish()
 
 
-# --- copies that are damaged, lost or left out
-
-STORED = (*WIDE, "--disk", "20")
-
-
 @campaign
 def test_a_damaged_copy_is_not_loaded_and_storage_has_the_save_before(fleet: Fleet) -> None:
     """Both large copies in the memory of hosts that are left are damaged; what is durable is resumed by all."""
-    job = fleet.started(THREE, *STORED, stores=THREE, steps=4 * EVERY + 6)
+    job = fleet.started(THREE, *WIDE, "--disk", "20", stores=THREE, steps=4 * EVERY + 6)
     job.lose(AT)
     for number in (0, 1):
         flip(job, number, "*/kept/*/__*.distcp")
@@ -182,50 +215,12 @@ def test_a_damaged_copy_is_not_loaded_and_storage_has_the_save_before(fleet: Fle
 
 
 @campaign
-def test_a_host_and_its_partner_that_are_lost_cost_what_is_not_on_storage(fleet: Fleet) -> None:
-    """Of three, one of any two keeps the copy of the other."""
-    job = fleet.started(THREE, *STORED, stores=THREE, steps=4 * EVERY + 6)
-    for number in (1, 2):
-        job.lose(number)
-    recovery = job.recovered(job.add(1, 2))
-    assert recovery.step >= 20 and recovery.step % 20 == 0
-    assert recovery.tiers[1] == recovery.tiers[2] == "storage"
-    fleet.finish(job, ranks=3)
-
-
-def filled(cluster: Cluster, mebibytes: int) -> Cluster:
-    """Have something else take so much of the memory of each host."""
-    filler = f"import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, {mebibytes} << 20)"
-    for host in cluster.hosts.values():
-        assert host.start("-c", filler, output=cluster.folder / "filled").wait(60) == 0
-    return cluster
-
-
-@campaign
-def test_a_host_without_room_for_copies_costs_what_is_not_on_storage_and_says_so(fleet: Fleet) -> None:
-    """Another one fills its memory: copies are left out, training goes on, and a loss of a host means storage."""
-    cluster = filled(fleet.new_cluster(*THREE), 430)
-    job = fleet.started(THREE, *STORED, stores=THREE, cluster=cluster, steps=4 * EVERY + 6)
-    recovery = job.replace(1, 1)
-    assert recovery.step % 20 == 0 and set(recovery.tiers.values()) <= {"storage", "mixed", "memory"}
-    assert "FC-045" in job.text(1 << 20)
-    fleet.finish(job, ranks=3)
-
-
-@campaign
-def test_two_hosts_of_a_rack_that_are_to_keep_two_copies_say_that_each_keeps_one_there(fleet: Fleet) -> None:
-    job = fleet.started((0, 1), *WIDE, flags=("--fast-replicas", "2", "--fast-domain", "rack-a"))
-    for number in (0, 1):
-        output = job.output(number)
-        assert output.count("--fast-replicas 2 needs 3 hosts, and there are 2: one copy is made") == 1
-        assert output.count(f"copies of node{number} (rack-a) are on node{1 - number}, also rack-a: ") == 1
-    job.finish()
-
-
-@campaign
 def test_the_memory_of_copies_is_there_for_the_saves_of_a_host_that_is_left_alone(fleet: Fleet) -> None:
     """It has twice as much to save then, and its memory has no room for that beside the copies of both saves."""
-    cluster = filled(fleet.new_cluster(0, 1), 270)
+    cluster = fleet.new_cluster(0, 1)
+    filler = "import os; file = open('/dev/shm/filler', 'wb'); os.posix_fallocate(file.fileno(), 0, 270 << 20)"
+    for host in cluster.hosts.values():
+        assert host.start("-c", filler, output=cluster.folder / "filled").wait(60) == 0
     job = fleet.started((0, 1), *WIDE, nodes="1:2", stores=(0, 1), cluster=cluster, steps=4 * EVERY + 6)
     recovery = job.recovered(job.lose(1))
     assert recovery.tiers == {0: "memory"} and recovery.lost <= 2 * EVERY

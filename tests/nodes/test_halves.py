@@ -8,9 +8,7 @@ from tests.nodes.conftest import Fleet
 from tests.nodes.hosts import name_of
 from tests.nodes.job import NodesJob
 
-SAVES = ("--memory", "5", "--disk", "10")
 WAITS = "waiting without workers for process"
-TAKEN = "has been taken by other nodes of this job, which opened history 2: process"
 Half = tuple[int, ...]
 campaign = pytest.mark.campaign
 
@@ -18,7 +16,7 @@ campaign = pytest.mark.campaign
 def started(fleet: Fleet, hosts: int, nodes: str) -> NodesJob:
     """Each has the place for a store of its own, and the checkpoint directory."""
     batches = ("--batches", "2") if hosts == 2 else ()
-    return fleet.started(range(hosts), *SAVES, *batches, nodes=nodes, stores=range(hosts))
+    return fleet.started(range(hosts), "--memory", "5", "--disk", "10", *batches, nodes=nodes, stores=range(hosts))
 
 
 def split(job: NodesJob, *halves: Half) -> tuple[Half, Half]:
@@ -62,7 +60,7 @@ def assert_one_half_saved(job: NodesJob, going: Half, waiting: Half) -> None:
         saves = [line for line in lines if line["event"] in ("persisted", "flush_done")]
         assert saves, "it has saved before or after"
         assert not [line for line in saves if lost < line["monotonic"] < back]
-        assert TAKEN in job.output(number)
+        assert "has been taken by other nodes of this job, which opened history 2: process" in job.output(number)
 
 
 def part_and_join(job: NodesJob, *halves: Half) -> tuple[Half, Half]:
@@ -106,7 +104,7 @@ def test_a_half_that_waits_goes_on_when_the_other_one_fails(fleet: Fleet) -> Non
 
 
 @campaign
-@pytest.mark.parametrize("waits", [0, 1, 2])
+@pytest.mark.parametrize("waits", [0, 2])
 def test_a_host_that_is_cut_off_from_two_others_waits_for_them(fleet: Fleet, waits: int) -> None:
     """Also the one that held the store and had rank 0: fewer than half of the hosts leave the others time."""
     job = started(fleet, 3, "1:3")
@@ -116,17 +114,7 @@ def test_a_host_that_is_cut_off_from_two_others_waits_for_them(fleet: Fleet, wai
 
 
 @campaign
-def test_a_host_that_is_too_few_without_the_others_joins_them_when_it_reaches_them(fleet: Fleet) -> None:
-    """It waits for a second host in a store of its own."""
-    job = started(fleet, 3, "2:3")
-    job.cluster.split(0)
-    goal = all_reach(job, (1, 2), 25)
-    assert max(job.steps(0)) < goal
-    join(job, (1, 2), (0,))
-
-
-@campaign
-@pytest.mark.parametrize("halves", [((0, 1), (2, 3)), ((0, 2), (1, 3))])
+@pytest.mark.parametrize("halves", [((0, 2), (1, 3))])
 def test_two_of_four_hosts_go_on_and_the_other_two_join_them(fleet: Fleet, halves: tuple[Half, Half]) -> None:
     job = started(fleet, 4, "2:4")
     _, waiting = part_and_join(job, *halves)

@@ -3,32 +3,25 @@
 import itertools
 import os
 import random
-import re
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from tests.nodes.conftest import Fleet
 from tests.nodes.hosts import HOSTS, name_of
-from tests.nodes.job import LAST_CALL, JobEndedError, TooLateError
+from tests.nodes.job import LAST_CALL
 from tests.nodes.lineage import durable_in, line_of, runs_in
 from tests.nodes.recovery import Line, Losses
-from tests.nodes.test_drained_hosts import COMMAND, LINK, PORT
 from tests.support.json_lines import whole_lines
 
 BATCHES = ("--batches", "12")
 """Of each step, on one to four hosts."""
 SCRIPT = (*BATCHES, "--steps", "100000", "--memory", "5", "--disk", "10", "--pace", "0.15", "--digests")
-FLAGS = ("--fast-metrics-port", PORT, *LAST_CALL)
 LATEST = 4.0
 """Seconds after the first event within which the second one begins, if it does not wait for the recovery."""
-LIMIT = 150.0
-"""Seconds for a job to recover: a half waits 20 s for one that is lost, an agent that leaves up to 60 s for others."""
 STEPS = 8
 """Steps by which a host that trains is known."""
 QUIET = 3.0
@@ -36,14 +29,11 @@ QUIET = 3.0
 LOOK = 0.2
 CLOSE = 0.02
 """Losses of worlds of several sizes differ by the order of sums."""
-TAIL, WIDTH = 60, 300
-"""Lines of each output that a failure shows, and characters of each."""
-IS_BACK = re.compile("is back in the job|may take part again|is not drained; drained are")
 SEED = int(os.environ.get("FASTCKPT_SEED") or 1)
 
-FIRST = ("partition", "heal", "loss", "restart", "newcomer", "drain", "leave")
-SECOND = ("partition", "loss", "restart", "newcomer", "drain", "leave")
-OF_HALVES = ("heal", "cut", "loss_of_half", "restart_of_waiting", "newcomer_to_waiting", "loss_of_waiting")
+FIRST = ("partition", "heal", "loss", "restart", "newcomer", "leave")
+SECOND = ("partition", "loss", "restart", "newcomer", "leave")
+OF_HALVES = ("heal", "loss_of_half", "restart_of_waiting", "newcomer_to_waiting", "loss_of_waiting")
 CASES = [*itertools.product(FIRST, SECOND), *(("partition", second) for second in OF_HALVES)]
 
 
@@ -56,20 +46,17 @@ class Story:
     """
 
     def __init__(self, fleet: Fleet, hosts: int, rng: random.Random) -> None:
-        self.job = fleet.job(range(hosts), *SCRIPT, nodes="1:6", stores=(0, 1, 2, 3), flags=FLAGS)
-        self._rng = rng
-        self._apart, self._unplugged, self._drained = set[int](), set[int](), set[int]()
+        self.job = fleet.job(range(hosts), *SCRIPT, nodes="1:6", stores=(0, 1, 2, 3), flags=LAST_CALL)
+        self._rng, self._apart = rng, set[int]()
         self._leaving: dict[int, subprocess.Popen[bytes]] = {}
-        self._requests: list[threading.Thread] = []
-        self._names = (f"drain.{number}" for number in itertools.count())
         self.told: list[str] = []
         self._begun = self._since = self.job.launch(*range(hosts))
         self.settle()
 
-    def befall(self, event: str, *, waits: bool) -> None:
-        """Have something happen, by its name; ``waits`` if the answer to a request is waited for."""
+    def befall(self, event: str) -> None:
+        """Have something happen, by its name."""
         self._since = self._tell(event)
-        self._drain(waits=waits) if event == "drain" else getattr(self, f"_{event}")()
+        getattr(self, f"_{event}")()
 
     def pause(self) -> None:
         """Wait for less than a recovery takes."""
@@ -77,27 +64,19 @@ class Story:
 
     def settle(self) -> None:
         """Wait until some hosts that reach each other train, and make that durable; all others have no workers."""
-        self._until(lambda: any(self._goes_on(side) for side in self._sides()), "the job goes on")
+        self.job.until(lambda: any(map(self._trains, self._sides())), "the job goes on")
         self._tell("it goes on")
 
     def end(self) -> None:
         """Undo what has befallen it: all hosts train in one world, and end well."""
         self._since = self._tell("all is undone")
         self._heal()
-        for request in self._requests:
-            request.join(2 * LIMIT)
         for number, agent in self._leaving.items():
-            assert agent.wait(LIMIT) == 1, f"the agent that leaves node{number}\n{self.text()}"
+            assert agent.wait(150) == 1, f"the agent that leaves node{number}\n{self.job.text()}"
         for number in self._hosts - self.job.cluster.hosts.keys():
             self.job.cluster.add(number)
         self.job.launch(*self._hosts - self.job.agents.keys())
         self.settle()
-        for number in sorted(self._drained):
-            self._until(partial(self._asks, "--undo", name_of(number)), f"node{number} is taken back in")
-        if self._drained:
-            self._drained.clear()
-            self._since = self._tell("all may take part")
-            self.settle()
         self.job.end()
 
     # --- what befalls it
@@ -115,19 +94,9 @@ class Story:
         self._tell(f"{sorted(way)} reach no other of {sorted(hosts)}")
 
     def _heal(self) -> None:
-        living = self.job.cluster.hosts
         if self._apart:
-            self.job.cluster.join(*self._apart & living.keys())
-        for number in self._unplugged & living.keys():
-            living[number].plug()
-        self._apart, self._unplugged = set(), set()
-
-    def _cut(self) -> None:
-        """Split the half that goes on in two again."""
-        number = self._drawn()
-        self._unplugged.add(number)
-        self.job.cluster.hosts[number].unplug()
-        self._tell(f"node{number} reaches nobody")
+            self.job.cluster.join(*self._apart & self.job.cluster.hosts.keys())
+        self._apart = set()
 
     def _loss(self) -> None:
         self._lose(self._drawn())
@@ -148,7 +117,7 @@ class Story:
     def _restart_of_waiting(self) -> None:
         number = self._drawn_of_waiting()
         self._restart(number)
-        self._until(partial(self._has_started, number), f"node{number} has a worker again")
+        self.job.until(partial(self._has_started, number), f"node{number} has a worker again")
 
     def _newcomer(self, near: int | None = None) -> int:
         near, number = self._drawn() if near is None else near, max(self._hosts) + 1
@@ -162,7 +131,7 @@ class Story:
 
     def _newcomer_to_waiting(self) -> None:
         number = self._newcomer(self._drawn_of_waiting())
-        self._until(partial(self._has_started, number), f"node{number} has a worker")
+        self.job.until(partial(self._has_started, number), f"node{number} has a worker")
 
     def _leave(self) -> None:
         number = self._drawn()
@@ -170,16 +139,9 @@ class Story:
         self._leaving[number] = self.job.agents.pop(number)
         self._tell(f"node{number} leaves")
 
-    def _drain(self, *, waits: bool) -> None:
-        number = self._drawn()
-        self._drained.add(number)  # it may be, from now on
-        self._tell(f"node{number} is drained")
-        if waits:
-            self._until(partial(self._asks, name_of(number)), f"node{number} is drained")
-            return
-        request = threading.Thread(target=self._asks, args=(name_of(number),), daemon=True)
-        request.start()
-        self._requests.append(request)
+    def _lose(self, number: int) -> None:
+        self._tell(f"node{number} is lost")
+        self.job.lose(number)
 
     # --- who there is
 
@@ -191,8 +153,7 @@ class Story:
     def _sides(self) -> list[set[int]]:
         """The hosts with agents that reach each other."""
         there = {*self.job.agents}
-        halves = [there - self._apart - self._unplugged, there & self._apart - self._unplugged]
-        return [side for side in (*halves, *({number} for number in there & self._unplugged)) if side]
+        return [side for side in (there - self._apart, there & self._apart) if side]
 
     def _newest_side(self) -> set[int]:
         """The hosts with agents that reach the one which made the last step."""
@@ -207,24 +168,14 @@ class Story:
         """A host of those that do not reach those which go on."""
         return self._rng.choice(sorted(self.job.agents.keys() - self._newest_side()))
 
-    def _lose(self, number: int) -> None:
-        self._tell(f"node{number} is lost")
-        self.job.lose(number)
-
     # --- what the job does
-
-    def _goes_on(self, side: set[int]) -> bool:
-        time.sleep(LOOK)
-        may_wait = sorted(side & self._drained)
-        outs = [{*out} for count in range(len(may_wait) + 1) for out in itertools.combinations(may_wait, count)]
-        return any(self._trains(side - out) for out in outs)
 
     def _trains(self, nodes: set[int]) -> bool:
         """Whether these nodes, and no others, train in one world, and make that durable."""
+        time.sleep(LOOK)
         others = self.job.agents.keys() - nodes
         return (
-            bool(nodes)
-            and all(self._steps(number, len(nodes)) >= STEPS for number in nodes)
+            all(self._steps(number, len(nodes)) >= STEPS for number in nodes)
             and all(time.monotonic() - self._last_step(number) > QUIET for number in others)
             and any(line["monotonic"] > self._since for number in nodes for line in saves(self.job.events(number)))
         )
@@ -244,38 +195,10 @@ class Story:
     def _last_step(self, number: int) -> float:
         return max((line["at"] for line in self.job.lines(number) if line["what"] == "step"), default=0.0)
 
-    def _asks(self, *arguments: str) -> bool:
-        """Whether the job does what is asked for by `fastckpt drain`, of the node that serves its page."""
-        logs = {number: lines for number in self._newest_side() if (lines := self.job.lines(number))}
-        first = [number for number, lines in logs.items() if lines[-1]["rank"] == 0]
-        at = max(first, key=lambda number: float(logs[number][-1]["at"]), default=-1)
-        if at < 0 or not (links := LINK.findall(self.job.output(at))):
-            return False
-        path = self.job.out / next(self._names)
-        command = ("-c", COMMAND, "drain", *arguments, links[-1])
-        code = self.job.cluster.hosts[at].start(*command, output=path).wait(2 * LIMIT)
-        self._tell(f"node{at} answers {code} {path.read_text()[-WIDTH:].strip()}")
-        return code == 0 or bool(IS_BACK.search(path.read_text()))
-
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for something; fails with what has befallen the job, and the end of each output."""
-        try:
-            self.job.until(condition, what, LIMIT)
-        except (JobEndedError, TooLateError) as error:
-            raise type(error)(f"{str(error).splitlines()[0]}\n{self.text()}") from None
-
-    # --- what a failure shows
-
     def _tell(self, what: str) -> float:
         now = time.monotonic()
         self.told.append(f"{now - self._begun:6.1f} s: {what}")
         return now
-
-    def text(self) -> str:
-        """All that has befallen it, and the end of each output."""
-        texts = {path.name: path.read_text(errors="replace").splitlines() for path in self.job.out.glob("output.*")}
-        tails = [f"--- {name}\n" + "\n".join(line[:WIDTH] for line in texts[name][-TAIL:]) for name in sorted(texts)]
-        return "\n".join([*self.told, *tails])
 
 
 def saves(lines: list[Line]) -> list[Line]:
@@ -289,11 +212,11 @@ def assert_one_line(story: Story) -> None:
         lost = None
         for line in whole_lines(path):
             lost = {"superseded": line, "rendezvous": None}.get(line["event"], lost)
-            assert lost is None or not saves([line]), f"{line} after {lost}\n{story.text()}"
+            assert lost is None or not saves([line]), f"{line} after {lost}"
     line = line_of([run for number in range(HOSTS) for run in runs_in(job.lines(number))])
     durable = durable_in(job.cluster.storage)
     assert durable
-    assert {step: line.get(step) for step in durable} == durable, story.text()
+    assert {step: line.get(step) for step in durable} == durable
 
 
 def assert_close(losses: Losses, reference: Losses) -> None:
@@ -322,11 +245,11 @@ def test_a_job_survives_a_second_event_while_it_recovers_from_the_first_and_afte
     story = Story(fleet, 4 - fresh if fresh else rng.choice((3, 4)), rng)
     try:
         if first == "heal":
-            story.befall("partition", waits=True)
+            story.befall("partition")
             story.settle()
-        story.befall(first, waits=not early)
+        story.befall(first)
         story.pause() if early else story.settle()
-        story.befall(second, waits=True)
+        story.befall(second)
         story.settle()
         story.end()
         assert_one_line(story)

@@ -7,23 +7,21 @@ import pytest
 
 from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from tests.nodes.conftest import Fleet
-from tests.nodes.faults import Pause
 from tests.nodes.job import EVERY, NEVER, NodesJob
 from tests.nodes.recovery import Line, Recovery
+from tests.nodes.test_faults_in_phases import Pause
 from tests.nodes.test_replicas import assert_same_state, digests
 
-SHAPE = ("--way", "fsdp2", "--width", "150000")
+SCRIPT = ("--way", "fsdp2", "--width", "150000", "--digests", "--pace", "0.2", "--disk", NEVER)
 """A host of two has shards of 19 MB: more than the small files that each commit sends along."""
-SCRIPT = (*SHAPE, "--digests", "--pace", "0.2", "--disk", NEVER)
 SPARE, NEXT = 2, 3
-PREFETCH, FETCH = "spare.prefetch", "peers.fetch"
 campaign = pytest.mark.campaign
 
 
-def started(fleet: Fleet, *script: str, copies: str = "1") -> NodesJob:
+def started(fleet: Fleet, copies: str = "1") -> NodesJob:
     """A job on two hosts that has done some steps, with places for spares that are not started yet."""
     hosts, flags = (0, 1, SPARE, NEXT), ("--fast-spares", "2", "--fast-replicas", copies)
-    job = fleet.job(hosts, *(script or SCRIPT), nodes="2", stores=hosts, flags=flags)
+    job = fleet.job(hosts, *SCRIPT, nodes="2", stores=hosts, flags=flags)
     job.launch(0, 1)
     job.do_steps(EVERY + 6)
     return job
@@ -38,13 +36,13 @@ def prefetched(job: NodesJob, number: int) -> tuple[Line, int]:
     return found, int(found["host"].removeprefix("node"))
 
 
-def taken_over(job: NodesJob, lost: int, number: int, at: float | None = None) -> Recovery:
-    """Lose a host, and wait until a spare trains with its rank."""
-    at = at or job.lose(lost)
-    job.count_on(number)
+def taken_over(job: NodesJob, lost: int) -> Recovery:
+    """Lose a host, and wait until the spare trains with its rank."""
+    at = job.lose(lost)
+    job.count_on(SPARE)
     recovery = job.recovered(at)
-    assert recovery.ranks == {1 - lost: 1 - lost, number: lost} and recovery.lost <= 2 * EVERY
-    assert recovery.tiers == {1 - lost: "memory", number: "peer"}
+    assert recovery.ranks == {1 - lost: 1 - lost, SPARE: lost} and recovery.lost <= 2 * EVERY
+    assert recovery.tiers == {1 - lost: "memory", SPARE: "peer"}
     assert_same_state(job, recovery.step)
     return recovery
 
@@ -59,19 +57,10 @@ def test_a_spare_takes_over_from_what_it_has_prefetched(fleet: Fleet) -> None:
     job = started(fleet)
     job.park(SPARE)
     found, lost = prefetched(job, SPARE)
-    recovery = taken_over(job, lost, SPARE)
+    recovery = taken_over(job, lost)
     (fetched,) = job.reported(SPARE, "fetched")
     assert fetched["step"] == recovery.step == found["step"] and fetched["bytes"] < SMALL < fetched["kept"]
     finish(job)
-
-
-@campaign
-def test_a_spare_that_has_prefetched_trains_on_bitwise(fleet: Fleet) -> None:
-    job = started(fleet, *SHAPE, "--steps", "80", "--digests", "--pace", "0.3", "--disk", NEVER)
-    job.park(SPARE)
-    taken_over(job, prefetched(job, SPARE)[1], SPARE)
-    assert job.reported(SPARE, "fetched")[0]["kept"] > SMALL
-    fleet.finish(job, ranks=2)
 
 
 @campaign
@@ -80,7 +69,7 @@ def test_what_no_host_has_copied_is_in_the_spare(fleet: Fleet) -> None:
     job = started(fleet, copies="0")
     job.park(SPARE)
     found, lost = prefetched(job, SPARE)
-    assert taken_over(job, lost, SPARE).step == found["step"]
+    assert taken_over(job, lost).step == found["step"]
     finish(job)
 
 
@@ -88,44 +77,9 @@ def test_what_no_host_has_copied_is_in_the_spare(fleet: Fleet) -> None:
 def test_a_spare_takes_the_rank_of_another_host_than_it_has_prefetched_of(fleet: Fleet) -> None:
     job = started(fleet)
     job.park(SPARE)
-    taken_over(job, 1 - prefetched(job, SPARE)[1], SPARE)
+    taken_over(job, 1 - prefetched(job, SPARE)[1])
     (fetched,) = job.reported(SPARE, "fetched")
     assert fetched["kept"] == 0 and fetched["bytes"] > SMALL
-    finish(job)
-
-
-def killed(job: NodesJob, number: int) -> None:
-    """Kill a spare."""
-    job.count_on(number)
-    job.kill_node(number)
-
-
-@campaign
-def test_a_spare_that_is_killed_while_it_prefetches_is_followed_by_another(fleet: Fleet) -> None:
-    """Training goes on meanwhile; the next agent on that host removes what the dead one has left."""
-    job = started(fleet)
-    Pause(job, SPARE, PREFETCH, parks=True).is_reached()
-    killed(job, SPARE)
-    job.do_steps(EVERY)
-    job.park(NEXT)
-    lost = prefetched(job, NEXT)[1]
-    taken_over(job, lost, NEXT)
-    assert job.starts(1 - lost) == 2
-    finish(job)
-
-
-@campaign
-def test_a_spare_that_is_killed_while_it_takes_over_is_followed_by_another(fleet: Fleet) -> None:
-    """Both have prefetched of one host."""
-    job = started(fleet)
-    pause = Pause(job, SPARE, FETCH, parks=True)
-    job.until(lambda: job.reported(SPARE, "prefetched"), "the first one prefetches")
-    job.park(NEXT)
-    lost = prefetched(job, NEXT)[1]
-    at = job.lose(lost)
-    pause.is_reached()
-    killed(job, SPARE)
-    taken_over(job, lost, NEXT, at)
     finish(job)
 
 
@@ -135,9 +89,10 @@ def test_a_spare_takes_over_at_once_when_the_source_of_its_prefetch_is_lost(flee
     job = started(fleet)
     job.park(NEXT)
     lost = prefetched(job, NEXT)[1]  # of both the same
-    killed(job, NEXT)
-    pause = Pause(job, SPARE, PREFETCH, parks=True).is_reached()
-    taken_over(job, lost, SPARE)
+    job.count_on(NEXT)
+    job.kill_node(NEXT)
+    pause = Pause(job, SPARE, "spare.prefetch", parks=True).is_reached()
+    taken_over(job, lost)
     assert job.reported(SPARE, "prefetched") == [] and job.reported(SPARE, "fetched")[0]["bytes"] > SMALL
     pause.end()
     finish(job)
