@@ -11,10 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-ROOT = Path(__file__).parents[2]
 ADDRESS, NAMES = "10.0.0.1", ("train-0", "train-1")
 """Of a pod, and the names that its containers may have."""
 TEMPORARY = "/mnt"
@@ -64,20 +61,6 @@ class Container:
     def wait(self, seconds: float = 120.0) -> int:
         """Its exit code."""
         return self.process.wait(seconds)
-
-    def processes(self) -> dict[int, str]:
-        """States of its processes by their numbers inside."""
-        found = {}
-        space = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if os.stat(f"/proc/{entry}/ns/pid").st_ino == space:
-                    lines = Path(f"/proc/{entry}/status").read_text().splitlines()
-                    fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-                    found[int(fields["NSpid"].split()[-1])] = f"{fields['State'][0]} {fields['Name']}"
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue
-        return found
 
 
 class Pod:
@@ -150,12 +133,6 @@ class Pod:
             assert pipe is not None
             pipe.close()
         self._holder.wait(60)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def python(*arguments: str) -> tuple[str, ...]:

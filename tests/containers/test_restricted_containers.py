@@ -20,7 +20,6 @@ POWERLESS = (
 )
 AS_KUBELET_MAKES_IT = f"size=512m,mode=2777,gid={USER}"
 """Options of the tmpfs of an emptyDir with an fsGroup."""
-DOCKERS = "size=64m,mode=1777"
 
 
 @pytest.fixture
@@ -54,14 +53,3 @@ def test_a_user_without_rights_on_a_read_only_root_resumes_from_memory_and_is_to
     assert job.tiers() == [(8, "memory"), (10, "memory")]
     assert "take_a_lock_that_another_thread_holds" in job.text()
     assert_as_if_nothing_had_happened(job, reference)
-
-
-def test_memory_of_the_size_that_docker_gives_by_default_is_an_error_that_says_how_to_have_more(
-    tmp_path: Path, new_pod: NewPod
-) -> None:
-    job = ContainerJob(tmp_path / "job")
-    job.pod = new_pod(memory=DOCKERS)
-    job.begin("--ballast", "40")
-    assert job.wait() == 1
-    assert "shared memory cannot hold 2 x 40." in job.text()
-    assert "Enlarge it (docker: --shm-size=" in job.text() and "--fast-no-memory" in job.text()

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,7 @@ OF_TRAINER = {
 Manifest = dict[str, Any]
 
 
-def manifests(path: Path) -> list[Manifest]:
-    return list(yaml.safe_load_all(path.read_text()))
-
-
-ALL = {f"{path.stem}-{each['kind']}": each for path in FILES for each in manifests(path)}
+ALL = {f"{path.stem}-{each['kind']}": each for path in FILES for each in yaml.safe_load_all(path.read_text())}
 
 
 class Refused(Exception):
@@ -142,13 +137,9 @@ def test_a_pod_has_memory_and_time_for_its_checkpoints(name: str, pod: Manifest)
     assert {environment["TMPDIR"], environment["HOME"]} <= set(mounts)
 
 
-def commands() -> Iterator[list[str]]:
-    yield from (pod["containers"][0]["command"] for _, pod in PODS if "command" in pod["containers"][0])
-    yield ALL["trainjob-TrainJob"]["spec"]["trainer"]["command"]
-
-
 def test_commands_are_understood_and_name_no_host_but_by_the_name_of_the_job() -> None:
-    found = list(commands())
+    found = [pod["containers"][0]["command"] for _, pod in PODS if "command" in pod["containers"][0]]
+    found.append(ALL["trainjob-TrainJob"]["spec"]["trainer"]["command"])
     assert len(found) == 6
     for command in found:
         assert command[0] == "fastckpt-run"

@@ -76,10 +76,6 @@ def _is_installed() -> bool:
     )
 
 
-def version() -> str:
-    return subprocess.run(["slurmd", "-V"], capture_output=True, text=True, check=True).stdout.strip()
-
-
 class Slurm:
     """A controller on host 0 and nodes on the others, until it is closed."""
 
