@@ -1,7 +1,6 @@
 """Rounds of a rendezvous, over real stores: each way in which a node leaves, comes late, twice, or not at all."""
 
 import base64
-import logging
 import multiprocessing
 import os
 import pickle
@@ -11,11 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -51,7 +48,7 @@ def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHa
     return sorted(nodes, key=lambda node: node.round.ranks[node.id])
 
 
-@pytest.mark.parametrize("count", [1, 8, pytest.param(64, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("count", [8])
 def test_a_round_takes_at_most_twenty_messages_a_node(count):
     with agents(count, count, interval=60.0, silence=180.0) as job:
         nodes = job.several(count)
@@ -88,17 +85,6 @@ def test_each_round_has_an_empty_store_which_all_its_nodes_share():
         assert len(ports) == 3
 
 
-def test_a_node_that_starts_over_ends_the_round_for_all_and_all_keep_their_ranks():
-    with met(3, 3) as (_, nodes):
-        before = ranks(nodes)
-        first = in_thread(nodes[1].next_rendezvous)
-        ended([nodes[0], nodes[2]])
-        rest = [in_thread(nodes[number].next_rendezvous) for number in (2, 0)]
-        assert [each.result(PATIENCE) for each in (first, *rest)]
-        assert ranks(nodes) == before
-        assert [node.num_nodes_waiting() for node in nodes] == [0, 0, 0]
-
-
 def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_until_another_one_comes():
     with met(3, silence=1.0) as (job, nodes):
         lost = next(node for node in by_rank(nodes)[:2] if node is not nodes[0])  # nodes[0] holds the store
@@ -114,17 +100,13 @@ def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_u
         assert ranks(others) == before and ranks([newcomer]) == [2]
 
 
-@pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "while the others meet"])
-def test_a_node_that_was_reported_lost_is_not_waited_for(meanwhile):
+def test_a_node_that_was_reported_lost_while_the_others_meet_is_not_waited_for():
     with met(3, 2, silence=600.0) as (_, nodes):
         kill(nodes[2])
-        futures = [in_thread(node.next_rendezvous) for node in nodes[: 2 * meanwhile]]
-        time.sleep(0.3 * meanwhile)
+        futures = [in_thread(node.next_rendezvous) for node in nodes[:2]]
+        time.sleep(0.3)
         assert not any(future.done() for future in futures)
         nodes[0].lost([nodes[2].id, "a stranger", nodes[0].id])
-        if not meanwhile:
-            ended(nodes[:2])
-            meet(nodes[:2])
         assert all(future.result(PATIENCE) for future in futures) and sorted(ranks(nodes[:2])) == [0, 1]
 
 
@@ -192,29 +174,6 @@ def test_a_spare_that_decides_does_so_as_soon_as_all_have_come():
         assert nodes[0].next_rendezvous().world_size == 2
         waits.result(PATIENCE)
         assert spare.round.ranks.keys() == {nodes[0].id, spare.id}
-
-
-def test_a_node_that_failed_twice_alone_gives_its_place_to_a_spare_and_has_it_back_when_that_is_gone():
-    with met(2, 2, silence=600.0, spares=1, exclude_after=2) as (job, nodes):
-        spare = job.new()
-        joined = in_thread(spare.next_rendezvous)
-        until(lambda: job.calls["add"] >= 5, "it waits")
-        good, bad = by_rank(nodes)
-        bad._me = bad._me._replace(host="bad")  # all are on one host
-        bad.fault = "signal 9"
-        meet([good, bad])
-        assert not joined.done() and ranks([good, bad]) == [0, 1] and not bad.fault
-        bad.fault = "signal 6"
-        waits = in_thread(bad.next_rendezvous)
-        meet([good])
-        joined.result(PATIENCE)
-        assert ranks([good, spare]) == [0, 1] and not waits.done()
-        assert good.round.faults == {"bad": ("signal 9", "signal 6")}
-        spare.leave()
-        ended([good])
-        meet([good])
-        waits.result(PATIENCE)
-        assert ranks([good, bad]) == [0, 1]
 
 
 def test_a_spare_node_ends_in_good_order_with_the_job_and_others_are_refused():
@@ -317,7 +276,7 @@ def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_on
 
 
 @pytest.mark.usefixtures("unreached")
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.campaign), 3])
+@pytest.mark.parametrize("count", [3])
 def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_takes_the_rank(monkeypatch, count):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     endpoint = f"127.0.0.1:{store.port}"
@@ -406,12 +365,8 @@ def test_jobs_share_a_store_without_meeting():
         meet([other])
 
 
-def two_places() -> str:
-    return f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
-
-
 def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_back_to_it():
-    with met(3, silence=1.0, endpoint=two_places()) as (job, nodes):
+    with met(3, silence=1.0, endpoint=f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as (job, nodes):
         kept, round = ranks(nodes[1:]), nodes[1].round.number
         kill(nodes[0])
         ended(nodes[1:])
@@ -423,33 +378,12 @@ def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_ba
         assert back.round == nodes[1].round and back._endpoints.server is None
 
 
-def test_a_spare_that_has_waited_longer_than_nodes_may_for_each_other_takes_over_from_the_holder_of_the_store():
-    options = {"silence": 1.0, "join": 2.0, "endpoint": two_places(), "spares": 1}
-    with met(2, 2, **options) as (job, nodes):
-        spare = job.new()
-        joined = in_thread(spare.next_rendezvous)
-        time.sleep(3.0)
-        assert not joined.done()
-        kill(nodes[0])
-        ended(nodes[1:])
-        meet(nodes[1:])
-        joined.result(PATIENCE)
-        assert sorted(ranks([nodes[1], spare])) == [0, 1]
-        until(lambda: threads_end(0.1), "calls of the dead store have ended")
-
-
-def end(member: FastckptRendezvousHandler, *waiting: "Future[object]") -> None:
-    """End the job, for the nodes that wait for a place as well."""
-    member.set_closed()
-    for future in waiting:
-        with pytest.raises(RendezvousGracefulExitError):
-            future.result(PATIENCE)
-
-
-@pytest.mark.parametrize("rounds", [pytest.param(1, marks=pytest.mark.campaign), 3])
+@pytest.mark.parametrize("rounds", [3])
 def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank(rounds):
     """They would begin the job once more else, from the last durable save or from none."""
-    with agents(2, 2, silence=1.0, last_call=15.0, endpoint=two_places(), spares=2) as job:
+    with agents(
+        2, 2, silence=1.0, last_call=15.0, endpoint=f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}", spares=2
+    ) as job:
         nodes = job.several(2)
         for _ in range(rounds):
             meet(nodes)
@@ -465,7 +399,9 @@ def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keep
         meet(nodes[1:])
         until(lambda: any(future.done() for future in joined), "a spare has the free rank")
         assert nodes[1].round.number == rounds + 1 and ranks(nodes[1:]) == kept
-        end(nodes[1], *(future for future in joined if not future.done()))
+        waiting = [future for future in joined if not future.done()]
+        nodes[1].set_closed()
+        assert all(isinstance(future.exception(PATIENCE), RendezvousGracefulExitError) for future in waiting)
         until(lambda: threads_end(0.1), "calls of the dead store have ended")
 
 
@@ -494,14 +430,8 @@ def test_a_node_that_waits_holds_no_member_for_gone_whose_rounds_it_did_not_see(
         meet([good])
         restarted.result(PATIENCE)
         assert ranks([good, nodes[2]]) == [0, 1] and not waits.done()
-        end(good, waits)
-
-
-def is_in(node: FastckptRendezvousHandler, name: str) -> bool:
-    with suppress(StoreLost):
-        records = node._alive.store
-        return records is not None and records.last_round().name == name
-    return False
+        good.set_closed()
+        assert isinstance(waits.exception(PATIENCE), RendezvousGracefulExitError)
 
 
 def test_members_train_on_when_a_store_is_lost_that_none_of_them_held():
@@ -511,8 +441,14 @@ def test_members_train_on_when_a_store_is_lost_that_none_of_them_held():
         meet(nodes)
         name = nodes[0].round.name
         kill(nobody)
-        for node in nodes:  # each finds or makes a store again, in the background
-            until(lambda node=node: is_in(node, name), "it has a store again, with the round in it")
+
+        def is_in(node: FastckptRendezvousHandler) -> bool:
+            with suppress(StoreLost):
+                return (records := node._alive.store) is not None and records.last_round().name == name
+            return False
+
+        # Each finds or makes a store again, in the background.
+        until(lambda: all(map(is_in, nodes)), "they have a store again, with the round in it")
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
         before = ranks(nodes)
         meet(nodes)
@@ -560,17 +496,14 @@ def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(st
 
 
 def test_no_store_at_all_is_an_error_that_names_the_endpoints():
+    for text in ("a:1,,b:1", "a:1,"):
+        with pytest.raises(ValueError, match="has an empty one"):
+            Endpoints(text, is_here=lambda _: False)
     with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=rf"{job.endpoint} after 0\.3 s, "):
         job.new(host=False)
     unknown = pytest.raises(RendezvousConnectionError, match=r"\(no\.such\.invalid: no such name on this host\)")
     with agents(connect=0.3, endpoint="no.such.invalid:1") as job, unknown:
         job.new(host=False)
-
-
-def test_a_list_with_an_empty_endpoint_is_refused():
-    for text in ("a:1,,b:1", "a:1,"):
-        with pytest.raises(ValueError, match="has an empty one"):
-            Endpoints(text, is_here=lambda _: False)
 
 
 def test_agents_of_one_secret_meet_and_others_do_not(caplog):
@@ -585,42 +518,41 @@ def test_agents_of_one_secret_meet_and_others_do_not(caplog):
     assert "0123456789abcdef" not in caplog.text
 
 
+UNPICKLED: list[bool] = []
+
+
+def note() -> None:
+    UNPICKLED.append(True)
+
+
 class Exploit:
     """Code that runs in whoever unpickles it."""
 
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
     def __reduce__(self) -> object:
-        return Path.touch, (self._mark,)
+        return note, ()
 
 
-def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(tmp_path, caplog):
-    mark = tmp_path / "mark"
-    pickled = pickle.dumps(Exploit(mark))
-    caplog.set_level(logging.WARNING)
+def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(caplog):
+    pickled = pickle.dumps(Exploit())
     with agents(2, 2, silence=600.0, interval=0.05) as job:
         nodes = [job.new(secret=b"0123456789abcdef") for _ in range(2)]
         meet(nodes)
-        stranger = job.stranger()
+        stranger, own = job.stranger(), nodes[0]._alive.store
         keys = [key for key in stranger.list_keys() if "fastckpt/" in key]
-        bells = [key for key in keys if "/bell/" in key]
-        own = nodes[0]._alive.store
         assert own is not None
-        ends = own._key(nodes[0].round.name, "end")
+        told = [own._key(nodes[0].round.name, "end"), own._key("last"), "torch.rendezvous.job"]
+        bells = [*(key for key in keys if "/bell/" in key), *(own._key("bell", node.id) for node in nodes)]
         for value in (pickled, base64.b64encode(pickled), b"x", b"1 0 {}", b"2 0 {}"):
-            for key in (ends, own._key("last"), "torch.rendezvous.job", *(k for k in keys if "/beat/" in k)):
+            for key in (*told, *(key for key in keys if "/beat/" in key)):
                 stranger.set(key, value)
-            for key in [*bells, *(own._key("bell", node.id) for node in nodes)]:
+            for key in bells:
                 stranger.set(key, b"1")
             time.sleep(0.2)
         before = ranks(nodes)
         meet(nodes)
         assert ranks(nodes) == before
-    assert not mark.exists()
+    assert not UNPICKLED and (pickle.loads(pickled) or UNPICKLED)
     assert "in the store of the rendezvous was refused: its version is" in caplog.text
-    pickle.loads(pickled)
-    assert mark.exists(), "the exploit works where something unpickles it"
 
 
 def test_the_end_of_the_agent_that_holds_the_store_prints_no_stack(capfd):
@@ -648,4 +580,3 @@ def test_a_wait_in_a_round_that_goes_on_ends_at_its_timeout():
         (info,) = meet(nodes)
         with pytest.raises(RuntimeError, match="wait timeout"):
             info.store.wait(["never written"], timedelta(milliseconds=50))
-        assert not nodes[0].ends_soon(0.0)

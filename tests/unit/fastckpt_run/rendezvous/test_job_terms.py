@@ -40,8 +40,3 @@ def test_what_some_nodes_have_unlike_is_no_term_of_theirs():
     assert common([JOB]) == common([JOB, JOB]) == JOB
     assert common([JOB, replace(JOB, torch="2.14.1"), JOB]) == replace(JOB, torch="")
     assert common([JOB, UNKNOWN]) == common([]) == UNKNOWN
-
-
-def test_terms_can_be_written_and_read():
-    for terms in (JOB, UNKNOWN, JobTerms(script="x")):
-        assert JobTerms.from_record(terms.to_record()) == terms
