@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,8 @@ class RemoteAgent:
 
     def close(self) -> None:
         self.process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(self.watch_pid, signal.SIGCONT)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
@@ -118,11 +121,35 @@ def test_an_agent_whose_interpreter_does_not_run_is_not_lost_and_its_process_sta
     assert metrics.counts[SENT] - before >= 3 * 2
 
 
-def test_an_agent_that_is_stopped_or_killed_is_lost_with_its_process_and_told_apart(trio):
+@pytest.mark.parametrize("state", [State.FROZEN, State.STARVED, State.GONE], ids=lambda state: state.name)
+def test_an_agent_that_is_stopped_or_killed_is_lost_with_its_process_and_told_apart(trio, state):
+    """A process that watches, and did not run for a second, blames nobody."""
     one, other, remote = trio
-    os.kill(remote.process.pid, signal.SIGSTOP)
+    for _ in range(2):
+        os.kill(one.pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(one.pid, signal.SIGCONT)
+        time.sleep(1.0)
+    assert one.lost == other.lost == []
+    if state is not State.GONE:
+        os.kill(remote.process.pid if state is State.FROZEN else remote.watch_pid, signal.SIGSTOP)
+    else:
+        remote.process.kill()
     until(lambda: one.lost and other.lost)
     assert {name for name, _ in one.lost + other.lost} == {"remote"}
-    assert all(State.FROZEN in reason for _, reason in one.lost + other.lost)
+    assert all(state in reason for _, reason in one.lost + other.lost)
     remote.process.kill()
-    until(lambda: not Path(f"/proc/{remote.watch_pid}").exists())
+    until(lambda: state is State.STARVED or not Path(f"/proc/{remote.watch_pid}").exists())
+
+
+@pytest.mark.campaign
+def test_no_member_is_lost_while_all_cores_are_busy(trio):
+    """Ten minutes of two busy processes a core."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        time.sleep(600)
+        assert trio[0].lost == trio[1].lost == []
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()

@@ -4,45 +4,25 @@ import resource
 import socket
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from torch.distributed import HashStore, TCPStore
+from torch.distributed import HashStore
 
 from fastckpt._core.config import Settings
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.policy.node_check import CheckResult, Verdict
 from fastckpt_run.members import Member
 from fastckpt_run.node_check import pair_check
-from fastckpt_run.node_check.board import Board, ConnectedStore
+from fastckpt_run.node_check.board import Board
 from fastckpt_run.node_check.node_check import NodeCheck, NodeCheckFailed
 from fastckpt_run.node_check.pair_check import CheckGone, PairCheck
 from fastckpt_run.rendezvous.round_waits import RoundEnded
-from fastckpt_run.rendezvous.store_connection import StoreConnection
 
 OK, PROBLEM, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 NOBODY = "192.0.2.1"
 """An address that no host has (RFC 5737)."""
-
-
-class CountedStore:
-    """A store that counts what each node sends."""
-
-    def __init__(self, store):
-        self._store, self.calls = store, Counter()
-
-    def set(self, key, value):
-        self.calls["set"] += 1
-        self._store.set(key, value)
-
-    def check(self, keys):
-        return self._store.check(keys)
-
-    def multi_get(self, keys):
-        self.calls["read"] += len(keys)
-        return self._store.multi_get(keys)
 
 
 @pytest.fixture(autouse=True)
@@ -79,18 +59,6 @@ def test_nodes_that_reach_each_other_pass_and_have_a_rate(count):
     assert all(one.result.value > 0 and one.result.unit == "MB/s" for one in outcomes.values())
     # On a noisy machine a rate may be low for a moment: then it is said to be slow, but never bad.
     assert not any(one.is_bad or one.bad or one.absent for one in outcomes.values())
-
-
-def test_messages_grow_with_the_number_of_nodes_and_not_with_its_square():
-    counts = {}
-    for count in (4, 8):
-        store = CountedStore(HashStore())
-        take_part(store, count)
-        counts[count] = store.calls
-    # Each writes that it came, and what it measured, twice; the others that they have read; the first one, 3 times to
-    # each of them.
-    assert {count: calls["set"] for count, calls in counts.items()} == {n: 3 * n + 4 * (n - 1) for n in (4, 8)}
-    assert {count: calls["read"] for count, calls in counts.items()} == {n: 3 * n + 4 * (n - 1) for n in (4, 8)}
 
 
 def test_of_two_nodes_that_do_not_reach_each_other_neither_is_called_bad(monkeypatch):
@@ -168,17 +136,6 @@ def test_a_want_of_threads_and_of_descriptors_keeps_nobody_out_once_there_are_so
             with closing(SealedConnection.connect(address, secret, 10.0)) as link:
                 link.send({"turn": 1, "from": 0})
                 accepted.result().close()
-
-
-def test_a_board_over_a_connection_gives_what_is_there_at_the_end():
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with closing(StoreConnection("127.0.0.1", server.port)) as connection:
-        board = Board(ConnectedStore(connection), "a/")
-        board.put("x", "1")
-        Board(ConnectedStore(connection), "b/").put("y", "2")
-        assert board.take(["x"], time.monotonic() + 10) == {"x": b"1"}
-        assert board.take(["x", "y"], time.monotonic() + 0.1) == {"x": b"1"}
-        assert board.take(["y"], time.monotonic() + 0.1) == {}
 
 
 # --- when the agents of a round check each other

@@ -1,6 +1,5 @@
 """Nodes that do not hear each other, over real stores: who leaves, who stays, and when one that has left comes back."""
 
-
 import pytest
 
 from fastckpt_run.rendezvous.membership import left_out_of

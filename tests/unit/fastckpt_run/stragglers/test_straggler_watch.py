@@ -176,16 +176,6 @@ def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(nodes, 
     assert [each[0] for each in verdicts(events)] == [3]
 
 
-def test_a_lost_node_ends_verdicts_and_nothing_else(nodes, events):
-    nodes[0].train(range(1, 200), SLOW, CALM)
-    for _ in range(3):
-        look(nodes[:1])
-    assert verdicts(events) == [] and not nodes[0].watch.times
-    nodes[0].saver.close()
-    nodes[1].train(range(1, 5))
-    nodes[1].watch.look()
-
-
 @pytest.mark.parametrize("directory", ["a", "b"])
 def test_of_several_checkpoint_directories_the_one_with_windows_counts(nodes, directory):
     for node in nodes:

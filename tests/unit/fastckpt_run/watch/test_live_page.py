@@ -16,10 +16,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fastckpt._core import metrics
-from fastckpt._core.config import Settings
-from fastckpt._core.report.events import parsed
 from fastckpt._core.report.report import report
-from fastckpt._core.saver.server import Saver
 from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
 from fastckpt_run.views import live_view, top_text
 from fastckpt_run.views.event_text import lines
@@ -28,8 +25,7 @@ from fastckpt_run.watch.http_server import HttpServer
 from fastckpt_run.watch.job_actions import JobActions
 from fastckpt_run.watch.job_view import Turns, newest, settled
 from fastckpt_run.watch.live_page import REFUSED, LivePage
-from fastckpt_run.watch.node_status import STATUS, NodeStatus
-from fastckpt_run.watch.watcher import WatchedWorkers
+from fastckpt_run.watch.node_status import STATUS
 from tests.unit._core.report.stories import WALL, Story
 from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
@@ -305,21 +301,6 @@ def test_the_policy_allows_the_script_and_the_style_of_the_page_alone_which_has_
     assert re.findall(r'data-part="(\w+)"', text) == list(live_view.ORDER)
 
 
-def test_a_job_of_which_nothing_is_known_yet_has_a_page():
-    with contextlib.ExitStack() as stack:
-        saver = Saver(Settings())
-        saver.start()
-        stack.callback(saver.close)
-        channel = job_view.NodeChannel(saver)
-        status = NodeStatus(saver, lambda: WatchedWorkers(0, {}, {}, 0))
-        channel.answer(STATUS, lambda sender, body: status.read())
-        page = LivePage(channel, saver, JobActions(channel, saver), [])
-        server = stack.enter_context(contextlib.closing(HttpServer("0", page.pages)))
-        with urllib.request.urlopen(server.url, timeout=30) as answer:
-            text = answer.read().decode()
-    assert "waits for nodes" in text and "None has been started yet" in text
-
-
 # --- drains: tests/nodes/test_drained_hosts.py has those of real jobs
 
 
@@ -392,26 +373,6 @@ def test_routine_events_in_a_row_are_one_line_and_hide_no_others():
     told = Story().loads(5, 0.1, step=20).tell("strange", level=3).log.events
     texts = {one.text for one in lines(told)}
     assert texts >= {"ranks 0-1 resumed step 20 from memory in 100 ms", "strange: level 3"}
-
-
-def test_checks_and_losses_of_nodes_are_told_in_words():
-    slow = {"name": "matmul cpu", "verdict": "problem", "message": "3 GFLOP/s, less than 9"}
-    node = [{"node": 1, "host": "b"}]
-    events = [
-        line("node_check", occasion="failure", seconds=2.1, verdict="ok", checks=[{"verdict": "ok"}], bad=[], slow=[]),
-        line("node_check", occasion="round", seconds=1.0, verdict="problem", checks=[slow], bad=node, slow=node),
-        line("node_check", occasion=7, checks="none", bad="x", slow=[3]),
-        line("node_lost", nodes=[2, 3], reason="no sign of life"),
-        line("node_lost", nodes="all"),
-    ]
-    assert [one.text for one in lines(parsed("log", events).events)] == [
-        "node check after a failure, 2.1 s: ok",
-        "node check with the others, 1 s: problem; matmul cpu: 3 GFLOP/s, less than 9; bad: node 1 on b; slow: "
-        "node 1 on b",
-        "node check at an unknown time, ?: ; bad: ; slow: ",
-        "lost: node 2, 3: no sign of life",
-        "lost: node ?: ",
-    ]
 
 
 def test_the_memory_of_logs_is_given_back_when_nobody_looks_any_more(own_nodes, monkeypatch):

@@ -76,13 +76,3 @@ def test_a_counter_is_never_shown_without_a_rate():
         bare = re.sub(r"(rate|increase)\([^[]*\[[^]]*\]\)", "", text)
         counters = {name for name in re.findall(r"\bfastckpt_\w+", bare) if name.endswith("_total")}
         assert counters <= {"fastckpt_restarts_total"}, text  # since the agent began
-
-
-def test_panels_do_not_overlap_and_have_ids_of_their_own():
-    taken = set[tuple[int, int]]()
-    for panel in BOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken and at["x"] + at["w"] <= 24
-        taken |= cells
-    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
