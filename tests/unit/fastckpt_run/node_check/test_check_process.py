@@ -30,9 +30,8 @@ def test_one_child_runs_all_checks_that_end_well():
 
 @pytest.mark.parametrize(
     ("number", "verdict", "name"),
-    [(signal.SIGKILL, Verdict.UNKNOWN, "SIGKILL"), (signal.SIGSEGV, Verdict.PROBLEM, "SIGSEGV"),
-     (signal.SIGBUS, Verdict.PROBLEM, "SIGBUS")],
-)  # fmt: skip
+    [(signal.SIGKILL, Verdict.UNKNOWN, "SIGKILL"), (signal.SIGSEGV, Verdict.PROBLEM, "SIGSEGV")],
+)
 def test_a_child_that_dies_is_replaced_and_what_killed_it_is_named(number, verdict, name):
     with CheckProcess(60.0) as process:
         process.run(SHORT)
@@ -44,13 +43,11 @@ def test_a_child_that_dies_is_replaced_and_what_killed_it_is_named(number, verdi
         assert process.run(SHORT).verdict is Verdict.OK
 
 
-@pytest.mark.parametrize("stopped", [False, True])
-def test_a_check_that_does_not_end_or_run_is_given_up_at_its_deadline(stopped):
+def test_a_check_that_is_stopped_is_given_up_at_its_deadline():
     with CheckProcess(1.0) as process:
         process.run(SHORT)
         pid = process._child.pid
-        if stopped:
-            os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         result = process.run(LONG)
         assert (result.verdict, result.message) == (Verdict.PROBLEM, "not done after 1 s: it hangs")
         assert result.seconds >= 1.0

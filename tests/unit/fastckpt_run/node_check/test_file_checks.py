@@ -22,18 +22,18 @@ def tmpfs(tmp_path):
     unmount(path)
 
 
-def run(check, **request):
+def run(check, path, **request):
     """Answer of a child, as the commands get it, where an OSError becomes a result."""
     with CheckProcess(60.0) as process:
-        return process.run({"check": check, "name": check, **request})
+        return process.run({"check": check, "name": check, "directory": str(path), "size": 4 * MIB} | request)
 
 
 def disk(path):
-    return run("disk", directory=str(path), size=4 * MIB, seconds=0.1)
+    return run("disk", path, seconds=0.1)
 
 
-def shm(path, in_memory=True):
-    return run("shm", directory=str(path), in_memory=in_memory, size=4 * MIB)
+def shm(path):
+    return run("shm", path, in_memory=True)
 
 
 def test_places_that_are_well_pass_and_nothing_is_left(tmp_path, tmpfs):

