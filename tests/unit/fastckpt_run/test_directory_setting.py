@@ -9,13 +9,13 @@ from fastckpt_run.proof.directory_setting import DirectorySetting, find_setting
 from fastckpt_run.script_analysis import Script
 
 ARGPARSE = "p.add_argument('--out-dir', dest='where'); p.add_argument('--lr'); a = p.parse_args()\n"
-FOUND = {
-    "DdpCheckpointer(a.where)": ARGPARSE,
-    "x = Path(a.where) / 'ckpt'\nDdpCheckpointer(str(x))": ARGPARSE,
-    "Checkpointer(model, opt, checkpoint_dir=a.where)": ARGPARSE,
-    "DdpCheckpointer('/fixed' if a.lr else a.where)": ARGPARSE,
-    "StorageWriter(f'{a.where}/x')": ARGPARSE,
-}
+FOUND = (
+    "DdpCheckpointer(a.where)",
+    "x = Path(a.where) / 'ckpt'\nDdpCheckpointer(str(x))",
+    "Checkpointer(model, opt, checkpoint_dir=a.where)",
+    "DdpCheckpointer('/fixed' if a.lr else a.where)",
+    "StorageWriter(f'{a.where}/x')",
+)
 DIRECTORY = "/runs/new"
 
 
@@ -25,13 +25,11 @@ def setting(source: str) -> DirectorySetting:
 
 @pytest.mark.parametrize("source", FOUND)
 def test_an_argument_that_reaches_the_checkpointer_is_found(source):
-    found = setting(FOUND[source] + source)
+    found = setting(ARGPARSE + source)
     assert found == DirectorySetting(argument="--out-dir") and str(found) == "the argument --out-dir"
 
 
-@pytest.mark.parametrize(
-    "source", ["os.environ['RUN']", "os.environ.get('RUN', 'x')", "os.getenv('RUN')", "Path(getenv('RUN')) / 'a'"]
-)
+@pytest.mark.parametrize("source", ["os.environ['RUN']", "os.environ.get('RUN', 'x')", "Path(getenv('RUN')) / 'a'"])
 def test_a_variable_that_reaches_the_checkpointer_is_found(source):
     found = setting(f"where = {source}\nDdpCheckpointer(where)")
     assert found == DirectorySetting(variable="RUN") and found.environment(DIRECTORY) == {"RUN": DIRECTORY}
@@ -59,11 +57,6 @@ def test_a_directory_that_cannot_be_set_is_refused_with_what_to_do(source, why):
     assert "--dir-argument --out, or --dir-variable NAME" in str(error.value)
 
 
-def test_a_script_without_source_is_refused():
-    with pytest.raises(ConfigError, match=r"the source of train\.py cannot be read"):
-        find_setting(Script(), "train.py")
-
-
 @pytest.mark.parametrize(
     ("argument", "given", "made"),
     [
@@ -80,6 +73,8 @@ def test_the_directory_replaces_what_the_arguments_say_of_it(argument, given, ma
     assert DirectorySetting(argument).arguments(given, DIRECTORY) == made
 
 
-def test_a_positional_argument_behind_ones_that_are_missing_is_refused(tmp_path):
+def test_what_cannot_be_found_or_set_is_refused():
+    with pytest.raises(ConfigError, match=r"the source of train\.py cannot be read"):
+        find_setting(Script(), "train.py")
     with pytest.raises(ConfigError, match="the script's directory is argument 3, and it was given 1"):
-        DirectorySetting("3").arguments(["data"], str(tmp_path))
+        DirectorySetting("3").arguments(["data"], DIRECTORY)

@@ -42,7 +42,6 @@ def lines_of(caplog: pytest.LogCaptureFixture, *all_stats: SaverStats) -> list[s
         ({"replicas": ReplicaCounts(skipped=4)}, "NO save in memory is safe from the loss of this host"),
         ({"durable": None}, "NOTHING is durable: 3 checkpoints came to be whole in memory, and no further"),
         ({"durable": None, "failures": 2, "last_failure": "x" * 999}, "2 persists failed"),
-        ({"bad": ["damaged"]}, "1 checkpoint could not be used"),
     ],
 )
 def test_each_trouble_of_a_directory_is_in_its_line(caplog, counts, text):

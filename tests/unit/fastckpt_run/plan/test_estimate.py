@@ -74,19 +74,6 @@ def test_few_saves_in_logs_are_no_measurement_and_a_persist_is_scaled_by_the_byt
     assert halves.persist.value == pytest.approx(0.4 * 103 / 106)
 
 
-def test_no_failure_gives_goodput_at_the_least_time_between_failures():
-    quiet = replace(LOGS, failures=0, restart=None, restarts=0)
-    found = estimate(SIZES, replace(SEEN, costs=quiet, nodes=1), PlanOptions())
-    assert found.mtbf.value == pytest.approx(3600 / 2.302585) and "at least" in found.mtbf.source
-    assert found.restart.value == 9.0 and found.goodput is not None
-
-
-def test_a_trial_says_nothing_of_failures():
-    found = estimate(SIZES, replace(SEEN, costs=LOGS, nodes=1, is_trial=True, processes=5 * MB), PlanOptions())
-    assert (found.failures, found.mtbf.value, found.goodput) == (None, None, None)
-    assert found.processes.value == 5 * MB and found.cgroup is not None
-
-
 def test_intervals_of_other_ranks_and_requests_are_not_those_of_the_job():
     seen = replace(SEEN, profile=PROFILE)
     others = estimate(SIZES, seen, PlanOptions(world_size=12, nodes=1))

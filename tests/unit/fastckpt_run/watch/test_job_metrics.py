@@ -157,16 +157,6 @@ def test_a_worker_that_has_deregistered_is_not_silent():
     assert 'rank_silent_seconds{rank="4"}' not in job.found() and job.found()['rank_step{rank="4"}'] == 12
 
 
-def test_a_counter_never_falls_and_events_that_change_nothing_are_not_kept():
-    job = Watched(Counted()).metrics
-    assert [job._never_less("steps", value) for value in (5, 3, 7)] == [5, 5, 7]
-    assert job._never_less("lost", 1, "stall") == 1 and job._never_less("lost", 0, "useful") == 0
-    job.collect()
-    for event in 100 * ["saved", "persisted", "metrics"]:
-        job.observe(metrics.stamp(event))
-    assert not job._events
-
-
 def test_a_slow_rank_is_counted_once_and_costs_something_while_it_is_slow():
     job = Watched(Counted())
     job.at(12)

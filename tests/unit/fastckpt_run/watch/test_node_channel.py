@@ -39,17 +39,6 @@ def agents():
         yield Agents(3, stack)
 
 
-def test_a_node_alone_answers_itself():
-    saver = Saver(Settings())
-    saver.start()
-    with contextlib.closing(saver):
-        channel = NodeChannel(saver)
-        channel.answer("name", lambda sender, body: {"to": sender, **body})
-        assert (channel.node, channel.nodes) == (0, 1)
-        assert channel.ask_first("name", {"a": 1}, 1.0) == {"to": 0, "a": 1}
-        assert channel.ask_all("name", {}, 1.0) == {0: {"to": 0}}
-
-
 def test_agents_ask_one_the_first_and_all(agents):
     last = agents.channels[2]
     assert last.ask(1, "name", {"a": 1}, 10.0) == {"of": 1, "to": 2, "a": 1}

@@ -77,25 +77,6 @@ def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish(tmp_pa
     assert not probe._thread.is_alive()
 
 
-def test_a_probe_that_fails_tries_again():
-    results = [OSError("gone"), OSError("gone"), None]
-
-    def look() -> MetricValues:
-        if (error := results.pop(0) if results else None) is not None:
-            raise error
-        return some_values()
-
-    probe = Probe("test-probe", look, interval=0.01)
-    probe.begin()
-    for _ in range(3000):
-        if by_key(probe.newest()):
-            break
-        threading.Event().wait(0.01)
-    probe.close()
-    probe._thread.join(30)
-    assert results == [] and not probe._thread.is_alive()
-
-
 def test_gpus_have_values_if_there_are_some_and_a_reason_if_not(monkeypatch):
     gpus = GpuMetrics()
     found = by_key(gpus.collect())

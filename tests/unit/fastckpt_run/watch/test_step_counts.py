@@ -66,10 +66,3 @@ def test_parts_are_means_of_the_last_steps_and_stay_when_there_are_none():
     assert counts.parts(0) == pytest.approx((1e-4, 2e-4, 1e-4, 1e-4, 5e-4))
     counts.look({"/a": [worker(11)]})
     assert counts.parts(0)[4] == pytest.approx(5e-4)
-
-
-def test_parts_that_are_not_measured_are_not_known():
-    counts = StepCounts()
-    for steps in (1, 11):
-        counts.look({"/a": [Telemetry(steps=steps, pid=1, beat=steps)]})
-    assert counts.parts(0) == () and sum(counts.histogram.counts) == 0
