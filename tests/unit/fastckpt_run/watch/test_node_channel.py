@@ -1,7 +1,7 @@
 """Questions among agents, over the real servers of savers."""
 
 import contextlib
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -72,13 +72,8 @@ def test_unknown_subjects_and_agents_of_no_round_are_refused(agents):
 
 
 def test_threads_may_ask_at_once(agents):
-    answers = []
-    threads = [
-        threading.Thread(target=lambda n=n: answers.append(agents.channels[1].ask_first("name", {"n": n}, 10.0)["n"]))
-        for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(answers) == list(range(8))
+    def ask(number):
+        return agents.channels[1].ask_first("name", {"n": number}, 10.0)["n"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(ask, range(8))] == [*range(8)]
