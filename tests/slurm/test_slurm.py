@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.nodes.hosts import ROOT, address_of
+from tests.nodes.hosts import ROOT
 from tests.nodes.recovery import Losses
 from tests.nodes.reference import losses_in
-from tests.slurm.workload_manager import CORES, Slurm
+from tests.slurm.workload_manager import Slurm
 from tests.support.json_lines import whole_lines
 
 pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900)]
@@ -99,16 +99,6 @@ def test_a_job_at_its_time_limit_is_flushed_requeued_and_resumed(
     assert losses_in(job.logs) == uninterrupted("--steps", str(STEPS), ranks=2)
 
 
-def test_a_job_that_a_more_urgent_one_preempts_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    job = submit(slurm, ONE, "--nodelist=node1", "--exclusive")
-    job.until_step(100)
-    slurm.submit("--partition=urgent", "--nodelist=node1", "--exclusive", "--wrap=sleep 3")
-    job.resume_at_once()
-    job.ends()
-    assert len(job.resumed()) == 1
-    assert losses_in(job.logs) == uninterrupted("--steps", str(STEPS), ranks=2)
-
-
 def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
     job = submit(slurm, MANY)
     job.until_step(100)
@@ -118,20 +108,6 @@ def test_a_job_of_a_lost_node_is_requeued_and_resumes(slurm: Slurm, uninterrupte
     slurm.start_node(2)
     job.ends()
     assert len(job.resumed()) == 1
-    assert losses_in(job.logs) == uninterrupted("--steps", str(STEPS), ranks=2)
-
-
-def test_a_job_whose_step_cannot_be_started_on_a_node_is_requeued(slurm: Slurm, uninterrupted: Uninterrupted) -> None:
-    """The controller reaches both nodes, but the first does not reach the second: its address there is a wrong one."""
-    neighbour = (address_of(2), "dev", "eth0")
-    slurm.cluster.hosts[1].run("ip", "neigh", "replace", *neighbour, "lladdr", "02:00:00:00:00:99")
-    job = submit(slurm, MANY)
-    job.until_requeued()
-    assert "srun: error: Task launch for" in job.text
-    slurm.cluster.hosts[1].run("ip", "neigh", "delete", *neighbour)
-    job.resume_at_once()
-    job.ends()
-    assert slurm.job(job.name)["Restarts"] == "1" and not job.resumed()
     assert losses_in(job.logs) == uninterrupted("--steps", str(STEPS), ranks=2)
 
 
@@ -161,21 +137,6 @@ def test_tasks_of_an_array_on_one_node_do_not_meet(slurm: Slurm, uninterrupted: 
         job.ends()
         assert losses_in(job.logs) == uninterrupted("--steps", str(STEPS), ranks=2)
     assert len(jobs[0].resumed()) == 1 and not jobs[1].resumed()
-
-
-@pytest.mark.skipif(CORES < 2, reason="needs two cores")
-@pytest.mark.parametrize("script", [ONE, MANY], ids=lambda path: path.stem)
-def test_the_agent_of_a_job_may_use_the_cores_that_the_script_asks_for(slurm: Slurm, script: Path) -> None:
-    """And not one alone, to which Slurm binds a task that asks for none."""
-    command, cores = slurm.work / "bin/fastckpt-run", slurm.work / "cores"
-    command.parent.mkdir()
-    command.write_text(f"#!/bin/sh\nenv -u OMP_NUM_THREADS nproc >> {cores}\n")
-    command.chmod(0o755)
-    for options, expected in ((), "2"), (("--cpus-per-task=1",), "1"):
-        cores.unlink(missing_ok=True)
-        job = Job(slurm, slurm.submit(*options, str(script), PATH=f"{command.parent}:{os.environ['PATH']}"))
-        job.ends()
-        assert cores.read_text().split() == [expected] * (1 if script is ONE else 2)
 
 
 def test_a_job_that_is_cancelled_is_flushed_and_does_not_come_again(slurm: Slurm) -> None:

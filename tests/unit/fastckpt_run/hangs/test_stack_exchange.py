@@ -1,8 +1,6 @@
 """The exchange of stacks among agents: real servers and channels, and real workers that are caught."""
 
 import contextlib
-import logging
-import signal
 import socket
 import threading
 import time
@@ -75,17 +73,6 @@ def test_agents_that_find_a_hang_at_the_same_time_have_all_nodes_asked_once(job,
         thread.join()
     assert sorted(asked) == [0, 1, 2] and len(set(found.values())) == 1 and len(found) == 3
     assert len(told) <= 2, "who has asked by then is not told"
-
-
-def test_agents_that_have_not_found_the_hang_are_told_before_the_others_are_answered(job, events, caplog):
-    with caplog.at_level(logging.ERROR, "fastckpt.launcher"):
-        job.nodes[1].collect()
-    told = [event for event in events if event["event"] == "hang_elsewhere"]
-    assert [event["host"] for event in told] == ["host1"] * 2, "host1 itself has asked"
-    awaited = sorted((event["awaited"] or {}).get("rank", -2) for event in told)
-    assert awaited == [-2, 2], "on host2 nobody waits for another node"
-    assert [group["ranks"] for group in told[0]["groups"]] == ["2", "0-1"] and told[0]["unheard"] == []
-    assert caplog.text.count(f"the job hangs, as the agent on host host1 has found: {ODD}") == 2
 
 
 def test_a_later_hang_and_one_of_another_round_are_asked_about_again(job):
@@ -250,25 +237,3 @@ def test_a_worker_that_is_stopped_or_was_replaced_is_named_without_its_stack(wor
         states = {group.ranks: group.state for group in found.groups}
         assert states == {(4,): "stopped", (2,): "elsewhere", (3,): "unknown", (0, 1): "waits"}
         assert [group.ranks for group in found.odd] == [(4,)]
-
-
-def test_a_hang_is_logged_with_the_stack_of_the_odd_rank_of_another_node(tmp_path, events, caplog):
-    """Each agent kills what it should: the one that hangs, and one that waits for it."""
-    with caught(WAITS, SLEEPS) as odd, contextlib.ExitStack() as stack, caplog.at_level(logging.ERROR):
-        for worker in odd:
-            worker.wait_until_caught()
-        job = HungJob(odd, tmp_path, stack)
-        for node in job.nodes:
-            node.watch._setting = "0.2"
-        end = time.monotonic() + 60
-        while not job.nodes[0].watch.end_hang(may_restart=True):
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert odd[0]._process.wait(10) == -signal.SIGKILL and odd[1].is_alive()
-    [hang] = [event for event in events if event["event"] == "hang"]
-    assert hang["culprits"] == [0] and hang["awaited"]["rank"] == 1 and hang["awaited"]["host"] == "host1"
-    assert hang["reason"].startswith("waits for rank 1 on host host1, which is in train (train.py:")
-    assert [group["odd"] for group in hang["groups"]] == [True, False] and hang["asked"] > 0
-    assert "stacks of all ranks: 1 of 2 ranks, rank 1 on host host1, is in train (train.py:" in caplog.text
-    assert "rank 1 on host host1, most recent call first:\n  train (train.py:" in caplog.text
-    assert "the job hangs, as the agent on host host0 has found" in caplog.text

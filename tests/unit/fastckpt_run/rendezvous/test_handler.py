@@ -62,17 +62,6 @@ def test_a_round_takes_at_most_twenty_messages_a_node(count):
             assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
 
 
-def test_signs_of_life_of_many_nodes_are_read_in_two_messages_also_the_first_time():
-    with met(8, 8, interval=60.0, silence=180.0) as (job, nodes):
-        records = nodes[0]._records
-        assert records is not None
-        unread, ids = records.at(records.connection), {node.id for node in nodes}
-        for asked in (ids, ids, ids | {"one that has given none"}):
-            job.calls.clear()
-            assert unread.beats(asked).keys() == ids
-            assert sum(job.calls.values()) <= 2, job.calls
-
-
 def test_each_round_has_an_empty_store_which_all_its_nodes_share():
     with agents(2, 2) as job:
         nodes, ports = job.several(2), set()
@@ -326,16 +315,6 @@ def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(m
         begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
         found = [each.result(PATIENCE) for each in begun[1:]]
         assert [info.world_size for info in found] == [2, 2]
-
-
-def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over():
-    with agents(2, 2) as job:
-        nodes = job.several(2)
-        records = nodes[0]._alive.store
-        assert records is not None
-        records.connection.add(records._key("first", "slots"), 1)
-        meet(nodes)
-        assert sorted(ranks(nodes)) == [0, 1]
 
 
 def test_a_first_round_goes_by_address_and_waits_for_the_last_call():

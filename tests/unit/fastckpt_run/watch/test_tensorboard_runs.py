@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fastckpt.errors import ConfigError
 from fastckpt_run.watch import tensorboard_runs
-from fastckpt_run.watch.metric_values import MetricValues, StepHistogram
+from fastckpt_run.watch.metric_values import MetricValues
 from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns
 
 DEADLINE = 60.0
@@ -21,18 +21,14 @@ DEADLINE = 60.0
 def values(step: int) -> MetricValues:
     found = MetricValues()
     found.add("step", step)
-    found.add("user", step / 2, "loss", "0")
-    found.add("user", step / 4, "loss", "3")
-    found.add("user_step", step + 1, "0")
-    found.add("user_step", step + 2, "3")
-    found.add("step_seconds", StepHistogram((0.5, 1.0), (step, 0, step), 2.0 * step))
     return found
 
 
-def points(run: Path, tag: str) -> list[tuple[int, float]]:
+def points(run: Path) -> list[tuple[int, float]]:
     reader = EventAccumulator(str(run))
     reader.Reload()
-    return [(point.step, point.value) for point in reader.Scalars(tag)] if tag in reader.Tags()["scalars"] else []
+    scalars = reader.Scalars("job/step") if "job/step" in reader.Tags()["scalars"] else []
+    return [(point.step, point.value) for point in scalars]
 
 
 def until(condition) -> None:
@@ -62,31 +58,12 @@ def disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_each_start_of_workers_has_a_run_of_its_own(tmp_path):
-    runs = TensorBoardRuns(str(tmp_path / "runs"))
-    runs.begin()
-    for step, restarts in ((10, 0), (20, 0), (15, 1)):
-        runs.put(step, restarts, values(step), now=True)
-    runs.put(16, 1, values(16))  # sooner than a point is due
-    runs.close()
-    [run] = (tmp_path / "runs").iterdir()
-    assert sorted(path.name for path in run.iterdir()) == ["start0", "start1"]
-    assert points(run / "start0", "job/step") == [(10, 10), (20, 20)]
-    assert points(run / "start0", "loss") == [(11, 5), (21, 10)]
-    assert points(run / "start0", "loss/rank3") == [(12, 2.5), (22, 5)]
-    assert points(run / "start0", "job/step_seconds/mean") == [(10, 1), (20, 1)]
-    assert points(run / "start1", "job/step") == [(15, 15)]
-    reader = EventAccumulator(str(run / "start0"))
-    reader.Reload()
-    last = reader.Histograms("job/step_seconds")[-1].histogram_value
-    assert (last.num, last.sum, last.bucket_limit[:2], last.bucket) == (40, 40, [0.5, 1.0], [20, 0, 20])
-
-
 def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(disk, caplog, capfd):
     runs = TensorBoardRuns(str(disk / "runs"))
     runs.begin()
     runs.put(10, 0, values(10), now=True)
-    [run] = _runs_when(disk, lambda run: points(run, "job/step") == [(10, 10)])
+    until(lambda: any(points(run) == [(10, 10)] for run in (disk / "runs").glob("*/start0")))
+    [run] = (disk / "runs").glob("*/start0")
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
@@ -98,16 +75,11 @@ def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(dis
         assert runs._thread.is_alive()
     ballast.unlink()
     runs.put(50, 0, values(50), now=True)
-    until(lambda: points(run, "job/step")[-1:] == [(50, 50)])
+    until(lambda: points(run)[-1:] == [(50, 50)])
     runs.close()
     assert not runs._thread.is_alive() and caplog.text.count("are lost") == 1
-    assert points(run, "job/step")[0] == (10, 10)
+    assert points(run)[0] == (10, 10)
     assert "Traceback" not in capfd.readouterr().err
-
-
-def _runs_when(disk: Path, condition) -> list[Path]:
-    until(lambda: any(condition(run) for run in (disk / "runs").glob("*/start0")))
-    return [*(disk / "runs").glob("*/start0")]
 
 
 def test_a_disk_that_hangs_keeps_nobody_and_only_the_newest_points_wait(tmp_path, monkeypatch):

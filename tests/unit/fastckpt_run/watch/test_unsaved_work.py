@@ -37,8 +37,6 @@ def work(save, steps, seconds, **more):
 
 BEGUN = {at(10): 150.0, at(20): 180.0}
 CASES = {
-    "no worker has come": (stats(loaded_at=0.0), [], work(None, 0, 0.0)),
-    "workers that have not loaded yet": (stats(loaded_at=0.0), [rank(0)], work(None, 0, 0.0)),
     "a fresh start without a save": (stats(), [rank(7)], work(None, 7, 90.0)),
     "a script that never loads": (stats(loaded_at=0.0), [rank(7)], work(None, 7, 100.0)),
     "a newer save in memory than on storage: the furthest rank counts": (
@@ -46,11 +44,6 @@ CASES = {
         [rank(25, 20, 20), rank(24, 20, 20)],
         work(at(20), 5, 20.0),
         work(at(10), 15, 50.0),
-    ),
-    "the save of step 30 was skipped": (
-        stats(memory=at(20), durable=at(20), begun=BEGUN),
-        [rank(35, 30, 30)],
-        work(at(20), 15, 20.0),
     ),
     "a save that is whole, and that its worker has not named yet": (
         stats(memory=at(20), begun={at(10): 150.0, at(20): 199.0}),
@@ -77,20 +70,10 @@ CASES = {
         work(at(50), 3, 90.0),
         work(at(30), 23, 110.0),
     ),
-    "resumed from an older one than there is": (
-        stats(loaded=OLD, durable=SaveId(1, 60)),
-        [rank(3, 0, 40, 40)],
-        work(SaveId(1, 60), 3, 90.0),
-    ),
     "workers that died, whose successors have reported nothing yet": (
         stats(memory=at(20), durable=at(20), begun={at(20): 90.0}, loaded_at=60.0),
         [rank(25, 20, 20, beat=95.0)],
         work(at(20), 0, 0.0),
-    ),
-    "memory was lost, and storage has what it held": (
-        stats(durable=at(30), begun={at(30): 150.0}),
-        [rank(35, 30, 30)],
-        work(at(30), 5, 50.0),
     ),
 }
 
@@ -113,17 +96,6 @@ def test_a_loss_of_the_directory_costs_what_the_remote_tier_lacks(remote, cost):
     assert costs(known, rank(12, 10, 10))[1] == Unsaved(at(10), 2, 50.0)
 
 
-def test_each_directory_has_costs_of_its_own():
-    first = stats(memory=at(20), begun={at(20): 180.0})
-    second = SaverStats("/others", memory=at(5), begun={at(5): 199.0}, loaded_at=110.0)
-    telemetry = {HERE: [rank(25, 20, 20)], "/others": [rank(6, 5, 5)]}
-    found = unsaved_work([first, second], telemetry, NOW, STARTED)
-    assert [(one.directory, one.worker) for one in found] == [
-        (HERE, Unsaved(at(20), 5, 20.0)),
-        ("/others", Unsaved(at(5), 1, 1.0)),
-    ]
-
-
 def test_a_job_with_many_saves_knows_about_when_an_old_one_was_made():
     known = SaverStats(HERE, loaded_at=0.5)
     for step in range(10 * TIMES):
@@ -132,9 +104,12 @@ def test_a_job_with_many_saves_knows_about_when_an_old_one_was_made():
     assert len(known.begun) <= TIMES
     known.memory, known.durable = at(10 * TIMES - 1), at(9 * TIMES + 1)
     now = 10.0 * TIMES
-    (found,) = unsaved_work([known], {HERE: [rank(10 * TIMES, 10 * TIMES - 1, 10 * TIMES - 1, beat=now)]}, now)
+    second = SaverStats("/others", memory=at(5), begun={at(5): now - 1.0}, loaded_at=110.0)
+    ranks = {HERE: [rank(10 * TIMES, 10 * TIMES - 1, 10 * TIMES - 1, beat=now)], "/others": [rank(6, 5, 5, beat=now)]}
+    found, other = unsaved_work([known, second], ranks, now)
     assert found.worker == Unsaved(known.memory, 1, 1.0)
     assert found.node.steps == TIMES - 1 and TIMES - 1 <= found.node.seconds < 2 * TIMES
+    assert (other.directory, other.worker) == ("/others", Unsaved(at(5), 1, 1.0))
 
 
 @pytest.mark.parametrize(
