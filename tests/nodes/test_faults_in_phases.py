@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.nodes.conftest import Fleet
-from tests.nodes.job import EVERY, NEVER, SOON, NodesJob
+from tests.nodes.job import EVERY, NEVER, NodesJob
 from tests.nodes.recovery import Line, Recovery
-from tests.nodes.test_replicas import WIDE, assert_same_state
+from tests.nodes.test_replicas import WIDE
 
 JOIN, FETCH, VOTE = "rendezvous.wait", "peers.fetch", "resume.verify"
 SEND, COMMIT = "replicas.send", "parity.commit"
@@ -185,33 +185,6 @@ def test_a_loss_in_each_phase_of_a_renewal_of_parity_is_restored_from_memory(
     tiers = {number: lines[-1]["tier"] for number, lines in found.items()}
     assert tiers == {number: "peer" if number == lost else "memory" for number in FOUR}
     fleet.finish(job, ranks=4)
-
-
-@campaign
-def test_hosts_that_are_left_amid_a_copy_do_not_wait_for_parts_of_the_lost_one(fleet: Fleet) -> None:
-    """Of the newest save a part is lost: that before it was copied, and it is resumed at once."""
-    job = fleet.job(THREE, "--digests", *WIDE, nodes="2:3", stores=THREE)
-    job.launch(0, 1)
-    pause = Pause(job, AT, SEND, 3).is_reached()
-    at = job.lose(AT)
-    pause.end()
-    recovery = job.recovered(at, SOON)
-    assert set(recovery.tiers.values()) <= {"memory", "peer"}
-    assert_same_state(job, recovery.step)
-    job.finish()
-
-
-@campaign
-def test_a_damaged_copy_is_not_loaded_and_storage_has_the_save_before(fleet: Fleet) -> None:
-    """Both large copies in the memory of hosts that are left are damaged; what is durable is resumed by all."""
-    job = fleet.started(THREE, *WIDE, "--disk", "20", stores=THREE, steps=4 * EVERY + 6)
-    job.lose(AT)
-    for number in (0, 1):
-        flip(job, number, "*/kept/*/__*.distcp")
-    recovery = job.recovered(job.add(AT))
-    assert recovery.step % 20 == 0 and recovery.tiers[AT] in ("storage", "peer")
-    assert "was not fetched from" in job.text(1 << 20) or "not resumed from" in job.text(1 << 20)
-    fleet.finish(job, ranks=3)
 
 
 @campaign

@@ -37,17 +37,6 @@ def test_a_job_goes_on_without_any_one_of_three_hosts(fleet: Fleet, lost: int) -
     job.finish()
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_one_of_two_hosts_goes_on_when_the_other_is_lost(fleet: Fleet, lost: int) -> None:
-    job = fleet.started((0, 1), *BATCHES, nodes="1:2", stores=(0, 1))
-    recovery = job.recovered(job.lose(lost), SOON)
-    assert recovery.tiers == {1 - lost: "memory"} and recovery.lost <= EVERY
-    job.do_steps(5)
-    recovery = job.recovered(job.add(lost), SOON)
-    assert recovery.tiers[1 - lost] == "memory" and recovery.lost <= EVERY
-    fleet.finish(job, ranks=1)
-
-
 # --- a link that is down
 
 

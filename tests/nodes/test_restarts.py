@@ -1,10 +1,7 @@
 """Jobs of hosts through faults that leave each its memory: bitwise, from memory, one start a fault."""
 
-import importlib.util
-import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -100,25 +97,6 @@ def test_hosts_that_meet_by_given_ranks_resume_from_memory(fleet: Fleet) -> None
     job = fleet.job((0, 1), every=MEMORY, flags=("--rdzv-backend", "static"))
     for number in (0, 1):
         job.launch(number, flags=("--node-rank", str(number)))
-    job.do_steps(10)
-    kill_workers(job)
-    fleet.finish(job, ranks=2)
-
-
-@campaign
-def test_hosts_that_meet_by_etcd_resume_from_memory(fleet: Fleet) -> None:
-    """By torch's rendezvous over the second version of etcd's interface, which a third host serves."""
-    package = importlib.util.find_spec("etcd")
-    if shutil.which("etcd") is None or package is None or package.origin is None:
-        pytest.skip("needs etcd (Debian's etcd-server) and the package python-etcd")
-    cluster = fleet.new_cluster(0, 1, 2)
-    place, data = "http://node2:2379", str(cluster.folder / "etcd")
-    urls = ["--listen-client-urls", "http://0.0.0.0:2379", "--advertise-client-urls", place]
-    command = ["etcd", "--enable-v2", "--data-dir", data, *urls]
-    cluster.hosts[2].start("-c", f"import os; os.execvp('etcd', {command})", output=cluster.folder / "etcd.log")
-    flags = ("--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "node2:2379", "--rdzv-conf", "protocol=http")
-    job = NodesJob(cluster, nodes="2", flags=flags)
-    job.launch(0, 1, PYTHONPATH=str(Path(package.origin).parents[1]))
     job.do_steps(10)
     kill_workers(job)
     fleet.finish(job, ranks=2)

@@ -74,16 +74,6 @@ def test_what_no_host_has_copied_is_in_the_spare(fleet: Fleet) -> None:
 
 
 @campaign
-def test_a_spare_takes_the_rank_of_another_host_than_it_has_prefetched_of(fleet: Fleet) -> None:
-    job = started(fleet)
-    job.park(SPARE)
-    taken_over(job, 1 - prefetched(job, SPARE)[1])
-    (fetched,) = job.reported(SPARE, "fetched")
-    assert fetched["kept"] == 0 and fetched["bytes"] > SMALL
-    finish(job)
-
-
-@campaign
 def test_a_spare_takes_over_at_once_when_the_source_of_its_prefetch_is_lost(fleet: Fleet) -> None:
     """What it lacks then comes from the partner of the lost host."""
     job = started(fleet)
