@@ -10,15 +10,12 @@ from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import Worker
 
-from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
-from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
-from fastckpt._core.saver.server import Saver
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import state_of
-from fastckpt_run.watch.node_channel import NodeChannel
+from tests.unit.fastckpt_run.watch.test_node_channel import SECRET as SECRET
+from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
-SECRET = b"s" * 64
 IN_TORCH = "/site-packages/torch/distributed/distributed_c10d.py"
 WAITS = f"""
 code = compile("def all_reduce():\\n    lock.acquire()", {IN_TORCH!r}, "exec")
@@ -113,17 +110,9 @@ class CaughtWorker:
 class HungNode:
     """The agent of one node, with one worker."""
 
-    def __init__(self, number: int, worker: CaughtWorker, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.number, self.worker = number, worker
-        self.saver = Saver(Settings())
-        self.saver.start()
-        stack.callback(self.saver.close)
-        block = TelemetryBlock(telemetry_name(folder / f"arena-{number}"), 1)
-        stack.callback(unlink, block.name)
-        stack.callback(block.close)
-        self.line = block.line(0)
-        self.channel = NodeChannel(self.saver)
-        stack.callback(self.channel.close)
+    def __init__(self, number: int, worker: CaughtWorker, agents: Agents, block: TelemetryBlock) -> None:
+        self.number, self.worker, self.line = number, worker, block.line(0)
+        self.saver, self.channel = agents.savers[number], agents.channels[number]
         self.watch = HangWatch("600", lambda: {"run": [block.read(0)]}, self.channel)
         self.watch._host = f"host{number}"  # they would all have the name of this one
 
@@ -143,19 +132,16 @@ class HungJob:
     """Agents of one round, a worker each."""
 
     def __init__(self, workers: list[CaughtWorker], folder: Path, stack: contextlib.ExitStack) -> None:
-        self.nodes = [HungNode(number, worker, folder, stack) for number, worker in enumerate(workers)]
-        addresses = [f"127.0.0.1:{node.saver.serve_peers()}" for node in self.nodes]
-        self.peers = [Peer(f"agent-{i}", "", address, "", f"host{i}") for i, address in enumerate(addresses)]
+        agents = Agents(len(workers), stack)
+        self.peers, self.meet, self.nodes = agents.peers, agents.meet, list[HungNode]()
+        for number, worker in enumerate(workers):
+            block = TelemetryBlock(telemetry_name(folder / f"arena-{number}"), 1)
+            stack.callback(unlink, block.name)
+            stack.callback(block.close)
+            self.nodes.append(HungNode(number, worker, agents, block))
         self.meet()
         for node in self.nodes:
             node.start(len(workers))
-
-    def meet(self) -> None:
-        """A new round begins."""
-        for node in self.nodes:
-            round = PeerRound(self.peers, node.number, SECRET)
-            node.saver._peers.assume(round)
-            node.channel.meet(round)
 
     def counted(self, subject: str) -> list[int]:
         """The nodes that will have been asked about a subject, one entry for each time."""

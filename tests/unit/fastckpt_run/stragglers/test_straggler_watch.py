@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from fastckpt._core import metrics
-from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import PLACES, StepWindow, TelemetryBlock, telemetry_name, unlink
-from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
-from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ProtocolError
 from fastckpt_run.stragglers.straggler_judge import StragglerJudge
 from fastckpt_run.stragglers.straggler_watch import StragglerWatch
-from fastckpt_run.watch.node_channel import NodeChannel
 from fastckpt_run.watch.watcher import WatchedWorkers
+from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
 MS = 1_000_000
 CALM, SLOW = 60 * MS, 90 * MS
@@ -43,19 +40,13 @@ class Blocks:
 class Node:
     """An agent with two workers, whose lines the test writes."""
 
-    def __init__(self, number: int, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.saver = Saver(Settings())
-        self.saver.start()
-        stack.callback(self.saver.close)
-        self.channel = NodeChannel(self.saver)
-        stack.callback(self.channel.close)
+    def __init__(self, number: int, folder: Path, agents: Agents, stack: contextlib.ExitStack) -> None:
+        self.number, self.channel = number, agents.channels[number]
         self.blocks = {name: TelemetryBlock(telemetry_name(folder / f"{number}{name}"), 2) for name in "ab"}
         for block in self.blocks.values():
             stack.callback(unlink, block.name)
             stack.callback(block.close)
         self.lines = {name: [block.line(rank) for rank in range(2)] for name, block in self.blocks.items()}
-        self.number = number
-        self.peer = Peer(f"agent-{number}", "", f"127.0.0.1:{self.saver.serve_peers()}")
         self.workers = WatchedWorkers(0, {}, {}, 0)
         self.watch = StragglerWatch(Blocks(self.blocks), self.channel, lambda: self.workers)
 
@@ -73,18 +64,17 @@ class Node:
                 line.close_window(window(number, own))
 
 
-def meet(nodes: list[Node]) -> None:
-    for rank, node in enumerate(nodes):
-        round = PeerRound([each.peer for each in nodes], rank, b"s" * 64)
-        node.saver._peers.assume(round)
-        node.channel.meet(round)
+@pytest.fixture
+def agents() -> Iterator[Agents]:
+    with contextlib.ExitStack() as stack:
+        yield Agents(2, stack)
 
 
 @pytest.fixture
-def nodes(tmp_path) -> Iterator[list[Node]]:
+def nodes(agents, tmp_path) -> Iterator[list[Node]]:
     with contextlib.ExitStack() as stack:
-        nodes = [Node(number, tmp_path, stack) for number in range(2)]
-        meet(nodes)
+        nodes = [Node(number, tmp_path, agents, stack) for number in range(2)]
+        agents.meet()
         for node in nodes:
             node.start()
         yield nodes
@@ -146,14 +136,14 @@ def test_windows_are_sent_once_and_again_if_the_first_node_did_not_answer(nodes,
     assert sent == [[2, 3], [2, 3, 4]], "the first window is none to compare"
 
 
-def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(nodes, events):
+def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(agents, nodes, events):
     nodes[0].train(range(1, 6))
     nodes[1].train(range(1, 6), CALM, SLOW)
     nodes[0].watch.look()
     nodes[1].train(range(6, 7), CALM, SLOW)
     nodes[1].watch.look()
     assert [each[0] for each in verdicts(events)] == [3]
-    meet(nodes)
+    agents.meet()
     nodes[0].start()
     nodes[0].train(range(1, 12))
     nodes[0].watch.look()

@@ -26,7 +26,14 @@ class Agents:
         for rank, channel in enumerate(self.channels):
             channel.answer("name", lambda sender, body, rank=rank: {"of": rank, "to": sender, **body})
             stack.callback(channel.close)
-        self.peers = [Peer(f"agent-{i}", "", f"127.0.0.1:{saver.serve_peers()}") for i, saver in enumerate(self.savers)]
+        self.peers = [
+            Peer(f"agent-{i}", "", f"127.0.0.1:{saver.serve_peers()}", "", f"host{i}")
+            for i, saver in enumerate(self.savers)
+        ]
+        self.meet()
+
+    def meet(self):
+        """A new round begins."""
         for rank, (saver, channel) in enumerate(zip(self.savers, self.channels, strict=True)):
             round = PeerRound(self.peers, rank, SECRET)
             saver._peers.assume(round)
