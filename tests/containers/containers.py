@@ -130,7 +130,6 @@ class Pod:
             if container.process.poll() is None:
                 container.kill()
         for pipe in (self._holder.stdin, self._holder.stdout, self._holder.stderr):
-            assert pipe is not None
             pipe.close()
         self._holder.wait(60)
 

@@ -66,7 +66,6 @@ def _held(*command: str) -> subprocess.Popen[bytes]:
 def _release(process: subprocess.Popen[bytes]) -> None:
     """End what is held, and wait until nothing of it is left."""
     for pipe in (process.stdin, process.stdout, process.stderr):
-        assert pipe is not None
         pipe.close()
     process.wait(60)
 

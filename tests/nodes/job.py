@@ -235,9 +235,7 @@ class NodesJob:
         def found() -> Recovery | None:
             return recovery(self._logs(), self.agents, since)
 
-        result = self.until(found, f"training on nodes {sorted(self.agents)}", seconds)
-        assert result is not None
-        return result
+        return self.until(found, f"training on nodes {sorted(self.agents)}", seconds)
 
     def _logs(self) -> dict[int, list[Line]]:
         return {number: lines for number in range(HOSTS) if (lines := self.lines(number))}

@@ -183,19 +183,6 @@ def test_two_members_between_which_packets_are_lost_are_apart_until_they_are_not
     assert two.lost == three.lost == []
 
 
-def test_a_member_that_was_never_reached_and_answers_another_one_is_apart(members, monkeypatch, caplog):
-    monkeypatch.setattr(apart_members, "LASTS", 1.0)
-    one, two, three = members(3)
-    ring = [(each._own, each.address) for each in (one, two, three)]
-    with hosts_without_an_answer(1) as (address,):
-        one.watch([ring[0], (two._own, address), ring[2]])
-        for each in (two, three):
-            each.watch(ring)
-        until(lambda: one.lost)
-    assert one.lost == [(["node 1"], APART)] and "cannot be watched" not in caplog.text
-    assert two.lost == three.lost == []
-
-
 def test_of_many_members_each_sends_six_messages_a_second_and_a_loss_is_reported_once_to_each(members):
     several = members(32)
     begin(several)

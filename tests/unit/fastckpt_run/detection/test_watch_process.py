@@ -53,7 +53,6 @@ class RemoteAgent:
             [sys.executable, "-c", _AGENT, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | {"PYTHONPATH": root},
         )  # fmt: skip
-        assert self.process.stdout is not None
         self.address, pid = self.process.stdout.readline().split()
         self.watch_pid = int(pid)
 
@@ -63,11 +62,9 @@ class RemoteAgent:
     def run(self, expression: str) -> None:
         """Evaluate an expression there, to its end."""
         self._say(expression)
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == "done\n"
 
     def _say(self, line: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
@@ -76,7 +73,6 @@ class RemoteAgent:
         with suppress(ProcessLookupError):
             os.kill(self.watch_pid, signal.SIGCONT)
         for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
             pipe.close()
         self.process.wait()
 

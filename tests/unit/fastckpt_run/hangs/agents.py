@@ -81,7 +81,6 @@ class CaughtWorker:
         # Named, as a script is: what is compiled from a text has the same name everywhere.
         text = f"exec(compile({_PROGRAM + program + 'train()'!r}, '/job/train.py', 'exec'))"
         self._process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, start_new_session=True)
-        assert self._process.stdout is not None
         self.pid, self.stacks = self._process.pid, int(self._process.stdout.readline())
 
     def wait_until_caught(self) -> None:
@@ -124,7 +123,6 @@ class HungNode:
         self.watch.end_hang(may_restart=True)  # the first look
 
     def collect(self, silent: float = 0.0, lately: float = 0.0):
-        assert self.watch._exchange is not None
         return self.watch._exchange.collect(f"host{self.number}", silent, lately)
 
 

@@ -66,14 +66,6 @@ def test_logs_count_before_the_profile_and_options_before_both():
     assert by_options.persist.value == pytest.approx(1.0) and by_options.mtbf.value == 100
 
 
-def test_few_saves_in_logs_are_no_measurement_and_a_persist_is_scaled_by_the_bytes_of_a_node():
-    found = estimate(SIZES, replace(SEEN, costs=replace(LOGS, saves=2), nodes=1), PlanOptions())
-    assert found.step.value is None and found.snapshot.source == "give --snapshot-seconds"
-    assert found.restart.value == 2.0
-    halves = estimate(SIZES, replace(SEEN, costs=LOGS, nodes=1), PlanOptions(nodes=2, ranks_per_node=3))
-    assert halves.persist.value == pytest.approx(0.4 * 103 / 106)
-
-
 def test_intervals_of_other_ranks_and_requests_are_not_those_of_the_job():
     seen = replace(SEEN, profile=PROFILE)
     others = estimate(SIZES, seen, PlanOptions(world_size=12, nodes=1))

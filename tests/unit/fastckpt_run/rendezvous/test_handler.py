@@ -201,7 +201,6 @@ def test_the_next_node_decides_when_the_first_one_dies_before_it_has():
         nodes = job.several(3)
         first = nodes[1]
         records = first._alive.store
-        assert records is not None
         assert records.join(records.last_round(), first._me) == 0
         kill(first)
         meet([nodes[0], nodes[2]])
@@ -223,7 +222,6 @@ def unreached(monkeypatch) -> Iterator[None]:
 def announces_elsewhere(first: FastckptRendezvousHandler, port: int) -> Callable[[Round, Master], None]:
     """Announcement of the store of a round's first node at a port where another one, or nobody, listens."""
     records = first._records
-    assert records is not None
     announce = records.announce
     return lambda round, master: announce(round, replace(master, port=port))
 
@@ -518,7 +516,6 @@ def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(caplog):
         meet(nodes)
         stranger, own = job.stranger(), nodes[0]._alive.store
         keys = [key for key in stranger.list_keys() if "fastckpt/" in key]
-        assert own is not None
         told = [own._key(nodes[0].round.name, "end"), own._key("last"), "torch.rendezvous.job"]
         bells = [*(key for key in keys if "/bell/" in key), *(own._key("bell", node.id) for node in nodes)]
         for value in (pickled, base64.b64encode(pickled), b"x", b"1 0 {}", b"2 0 {}"):

@@ -58,7 +58,6 @@ def assert_undisturbed(members: Sequence[Handler]) -> None:
     """Nobody has ended their round, and nobody waits for a place in the next one."""
     assert [node.num_nodes_waiting() for node in members] == [0] * len(members)
     records = members[0]._alive.store
-    assert records is not None
     last = records.last_round()
     assert last.name == members[0].round.name and not records.is_ended(last) and records.slots(last) == 0
 
@@ -170,7 +169,6 @@ def test_of_many_members_one_that_lives_is_found_though_few_are_looked_at(monkey
     with agents(1, 3) as job:
         observer, alive = job.new(), job.new()
         records = observer._records
-        assert records is not None
         dead = tuple(Node(f"dead-{number}", "h", "a", {}) for number in range(70))
         last = Round(1, "r", (*dead, alive._me))
         assert records.complete(BEFORE_THE_FIRST, last)
@@ -252,7 +250,6 @@ def test_the_first_node_announces_directories_as_soon_as_they_are_known_and_the_
         found = {str(place): arena_of(place, tmp_path / "arena"), "s3://bucket/run": tmp_path / "arena"}
         first.admission.arenas = lambda: found
         records = first._records
-        assert records is not None
         known = [{"path": str(place), "mark": "0" * 32, "options": ["--dir"]}]
         until(lambda: records.first(first.round).get("directories") == known, "it is announced while the round lasts")
         second = assert_joins(job, [first])
@@ -260,7 +257,6 @@ def test_the_first_node_announces_directories_as_soon_as_they_are_known_and_the_
         ended([second])
         meet([second])  # its own workers have opened nothing yet
         second.announce_server("")
-        assert second._records is not None
         assert second._records.at(second._records.connection).first(second.round).get("directories") == known
         assert store._endpoints.server is not None
 
@@ -269,7 +265,6 @@ def test_an_announcement_that_describes_no_directory_refuses_nobody():
     strange: list[Any] = [None, 3, "x", [3], [{"path": 1}], [{"path": "/x", "mark": "0"}]]
     with members_of(1, most=9) as (job, members):
         records = members[0]._records
-        assert records is not None
         members[0]._alive.each_look = lambda store, round: None
         for entries in (*strange, [{"path": "/x", "mark": "0", "options": 1}]):
             records.announce_first(members[0].round.name, {"directories": entries})

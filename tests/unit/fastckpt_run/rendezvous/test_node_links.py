@@ -5,7 +5,7 @@ import pytest
 from fastckpt_run.rendezvous.membership import left_out_of
 from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, ended, in_thread, kill, meet, until
 from tests.unit.fastckpt_run.rendezvous.test_handler import by_rank
-from tests.unit.fastckpt_run.rendezvous.test_host_drain import addresses, end, on_hosts, waits_for_a_place
+from tests.unit.fastckpt_run.rendezvous.test_host_drain import addresses, end, on_hosts
 
 __all__ = ["addresses"]
 pytestmark = pytest.mark.usefixtures("addresses")
@@ -47,24 +47,6 @@ def test_who_misses_most_others_leaves_and_the_job_keeps_the_nodes_that_it_needs
         assert stay[1].round.drained == {stay[0]._me.host: stay[1]._me.host}
         until(lambda: stay[1]._records.waiting(stay[1].round), "it waits, too")
         end(bad, out)
-
-
-def test_a_host_that_left_comes_back_rather_than_that_the_job_lacks_a_node():
-    """And does not leave again when the other one is back, unless they still do not hear each other."""
-    with on_hosts("abc", 2, 2, spares=1, silence=0.5, last_call=0.5) as (_, nodes):
-        spare = nodes.pop()
-        takes = waits_for_a_place(spare, nodes)
-        nodes[1].links.report([nodes[0].id], undo=False)
-        assert nodes[0].links.part() == "b"
-        ended(nodes)
-        waits = in_thread(nodes[1].next_rendezvous)
-        meet(nodes[:1])
-        assert takes.result(PATIENCE).world_size == 2
-        kill(spare)
-        ended(nodes[:1])
-        assert {info.world_size for info in meet(nodes[:1])} == {2} and not nodes[0].round.drained
-        assert waits.result(PATIENCE).world_size == 2
-        end(nodes[0])
 
 
 def test_reports_outlive_the_store_and_those_of_lost_nodes_count_for_nothing():

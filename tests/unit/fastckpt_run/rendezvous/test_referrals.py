@@ -49,15 +49,6 @@ class TwoStores:
         return HOSTS[number], self._ports[number]
 
 
-def looks(node: FastckptRendezvousHandler) -> None:
-    node._referrals._look()
-
-
-def records(node: FastckptRendezvousHandler) -> RoundStore:
-    assert node._records is not None
-    return node._records
-
-
 @pytest.mark.parametrize("first", [1])
 def test_a_newcomer_whose_names_are_stale_joins_the_running_job(caplog, first):
     with agents(2, 3) as job:
@@ -92,13 +83,13 @@ def test_only_the_store_with_fewer_rounds_is_referred_and_of_two_alike_the_later
 
         def referred() -> list[bool]:
             for node in nodes:
-                looks(node)
-            return [bool(records(node).referral()) for node in nodes]
+                node._referrals._look()
+            return [bool(node._records.referral()) for node in nodes]
 
         meet(nodes[1:])
         assert referred() == [True, False]
-        assert records(nodes[0]).referral()["port"] == hosts.place(1)[1]
-        records(nodes[0]).connection.delete(records(nodes[0])._key("referral"))
+        assert nodes[0]._records.referral()["port"] == hosts.place(1)[1]
+        nodes[0]._records.connection.delete(nodes[0]._records._key("referral"))
         meet(nodes[:1])
         assert referred() == [False, True]
         # The half that has more rounds by now does not go where it was referred to before.
@@ -124,10 +115,10 @@ def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_ha
         meet([node])
         if is_closed:
             node.set_closed()
-        looks(node)
+        node._referrals._look()
         job.endpoint = "{}:{}".format(*hosts.place(1))
         assert not [key for key in job.stranger().list_keys() if "referral" in key]
-        assert not records(other).referral()
+        assert not other._records.referral()
 
 
 @pytest.mark.usefixtures("seldom")
@@ -137,12 +128,12 @@ def test_a_referral_to_a_store_that_is_gone_is_no_harm_and_the_next_one_counts(c
         node = hosts.on(1, sees_other=False)
         other = hosts.on(0)
         meet([other])
-        records(node).refer({"host": "gone", "address": "127.0.0.1", "port": free_port()})
+        node._records.refer({"host": "gone", "address": "127.0.0.1", "port": free_port()})
         for _ in range(2):
             node._next_look = 0.0
             node._give_way()
         assert node._endpoints.server is not None and not caplog.messages
-        looks(other)
+        other._referrals._look()
         meet([node, other])
         assert node.round.number == 2
 
@@ -160,7 +151,7 @@ def test_a_referral_without_signature_or_sense_is_passed_over():
     with agents(1, 1) as job:
         node = TwoStores(job).on(1, sees_other=False)
         for leave in (_unsigned, _to(address="name.of.a.host"), _to(port=0), _to(port="1"), _to(address=None)):
-            leave(records(node))
+            leave(node._records)
             node._next_look = 0.0
             node._give_way()
             assert node._endpoints.server is not None and node._endpoints._referred is None

@@ -73,20 +73,12 @@ class Watched:
     [
         pytest.param({}, None, 12, {}, {"memory": 12, "storage": 12}, id="no checkpoint"),
         pytest.param(
-            {"durable": SaveId(1, 30)}, (30, "storage"), 33, {"storage": 30}, {"memory": 3, "storage": 3},
-            id="memory that is older than storage costs no more",
-        ),
-        pytest.param(
             {"durable": SaveId(1, 20)}, (35, "memory"), 36, {"memory": 35, "storage": 20},
             {"memory": 1, "storage": 16}, id="memory that a launch adopted counts until its first save",
         ),
         pytest.param(
             {"saved": SaveId(1, 50), "durable": SaveId(1, 40)}, (40, "storage"), 45, {"memory": 40, "storage": 40},
             {"memory": 5, "storage": 5}, id="step 50 was in memory and bad: the job went on from 40",
-        ),
-        pytest.param(
-            {"saved": SaveId(2, 44), "durable": SaveId(1, 40)}, (40, "storage"), 45, {"memory": 44, "storage": 40},
-            {"memory": 1, "storage": 5}, id="and has saved since",
         ),
     ],
 )  # fmt: skip
@@ -155,17 +147,3 @@ def test_a_worker_that_has_deregistered_is_not_silent():
     assert job.found()['rank_silent_seconds{rank="4"}'] >= 0
     job.at(12, pid=0)
     assert 'rank_silent_seconds{rank="4"}' not in job.found() and job.found()['rank_step{rank="4"}'] == 12
-
-
-def test_a_slow_rank_is_counted_once_and_costs_something_while_it_is_slow():
-    job = Watched(Counted())
-    job.at(12)
-    cost = 'straggler_cost_ratio{rank="5",part="backward"}'
-    job.happens("straggler", rank=5, part="backward", host="h", cost=0.18, slow=True)
-    assert job.found()[cost] == 0.18
-    job.happens("straggler", rank=5, part="", host="h", cost=0.0, slow=False)
-    found = job.found()
-    assert cost not in found and found['stragglers_total{rank="5",part="backward"}'] == 1
-    job.happens("straggler", rank=5, part="backward", host="h", cost=0.2, slow=True)
-    job.happens("workers_stopped", pids=[10, 11])
-    assert cost not in job.found()
