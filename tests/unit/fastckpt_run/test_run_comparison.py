@@ -14,11 +14,8 @@ from fastckpt_run.proof.likely_causes import (
     GENERATOR,
     HASH,
     IGNORED,
-    OPTIMIZER,
-    POSITION,
     RESUME,
     causes_of_variation,
-    likely_causes,
     not_resumed,
     varies_by_itself,
 )
@@ -110,15 +107,6 @@ def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path):
 def test_a_start_that_does_not_go_on_is_named(tmp_path, second, cause, why):
     found = not_resumed(history(tmp_path, "killed", lines(1, 3), second))
     assert (found.name if found else "") == cause and (found is None or why in found.text)
-
-
-def test_an_average_that_is_not_saved_is_named_where_checkpoints_after_the_resume_are_the_same(tmp_path):
-    a = history(tmp_path, "plain", lines(1, 6))
-    killed = history(tmp_path, "killed", lines(1, 2), loaded(2) + lines(3, 6, loss=2.0))
-    found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
-    assert likely_causes(found, killed, None)[0].name == POSITION
-    found.steps = [6]
-    assert likely_causes(found, killed, None)[0].name == OPTIMIZER
 
 
 @pytest.mark.parametrize(

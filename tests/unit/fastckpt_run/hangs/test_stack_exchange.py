@@ -144,22 +144,6 @@ def test_workers_wait_for_a_phase_of_another_node_that_keeps_to_its_limit(job):
     assert job.nodes[0].collect().groups is not None, "that answer is not kept"
 
 
-def test_a_rank_that_has_reported_lately_goes_on(job):
-    stop = threading.Event()
-
-    def step():
-        while not stop.wait(0.01):
-            job.nodes[2].line.step()
-
-    thread = threading.Thread(target=step)
-    thread.start()
-    time.sleep(1.5)
-    found = job.nodes[0].collect(lately=1.5).groups
-    stop.set()
-    thread.join()
-    assert [group.state for group in found.groups] == ["waits", "goes_on"] and not found.odd
-
-
 # --- a job that does nothing, on no node
 
 
@@ -204,7 +188,7 @@ def caught(*programs):
             worker.end()
 
 
-@pytest.mark.parametrize("why", ["", "one computes", "one node gives no answer", "it is another round"])
+@pytest.mark.parametrize("why", ["", "one computes", "one node gives no answer"])
 def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(quick, impatient, tmp_path, why):
     with caught(WAITS, WAITS, LOOPS if why == "one computes" else SLEEPS) as made, contextlib.ExitStack() as stack:
         job = HungJob(made, tmp_path, stack)
@@ -215,9 +199,6 @@ def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(quick, impa
             return
         if why == "one node gives no answer":
             last.saver._peers.close()
-            job.nodes.remove(last)
-        elif why == "it is another round":
-            last.start(3)
             job.nodes.remove(last)
         end = time.monotonic() + 60
         while job.nodes[0].watch._seen.idle <= 0.5:  # by itself it would be one

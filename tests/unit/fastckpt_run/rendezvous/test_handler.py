@@ -62,18 +62,6 @@ def test_a_round_takes_at_most_twenty_messages_a_node(count):
             assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
 
 
-def test_each_round_has_an_empty_store_which_all_its_nodes_share():
-    with agents(2, 2) as job:
-        nodes, ports = job.several(2), set()
-        for _ in range(3):
-            one, two = meet(nodes)
-            assert not one.store.check(["key"])
-            one.store.set("key", b"value")
-            assert two.store.get("key") == b"value"
-            ports.add(one.bootstrap_store_info.master_port)
-        assert len(ports) == 3
-
-
 def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_until_another_one_comes():
     with met(3, silence=1.0) as (job, nodes):
         lost = next(node for node in by_rank(nodes)[:2] if node is not nodes[0])  # nodes[0] holds the store
@@ -97,14 +85,6 @@ def test_a_node_that_was_reported_lost_while_the_others_meet_is_not_waited_for()
         assert not any(future.done() for future in futures)
         nodes[0].lost([nodes[2].id, "a stranger", nodes[0].id])
         assert all(future.result(PATIENCE) for future in futures) and sorted(ranks(nodes[:2])) == [0, 1]
-
-
-def test_a_node_that_leaves_in_good_order_is_not_waited_for_and_has_not_failed():
-    with met(2, silence=600.0, spares=1, exclude_after=1) as (_, nodes):
-        nodes[1].leave()
-        ended(nodes[:1])
-        meet(nodes[:1])
-        assert ranks(nodes[:1]) == [0] and nodes[0].round.faults == {}
 
 
 def test_a_newcomer_ends_a_running_round_only_when_it_is_ready():
@@ -313,15 +293,6 @@ def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(m
         begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
         found = [each.result(PATIENCE) for each in begun[1:]]
         assert [info.world_size for info in found] == [2, 2]
-
-
-def test_a_first_round_goes_by_address_and_waits_for_the_last_call():
-    with agents(1, 3, last_call=0.8) as job:
-        nodes = [job.new(address="127.0.0.2"), job.new(address="127.0.0.1")]
-        begin = time.monotonic()
-        meet(nodes)
-        assert time.monotonic() - begin >= 0.8
-        assert ranks(nodes) == [1, 0]
 
 
 def test_too_few_nodes_end_with_a_timeout(monkeypatch, caplog):

@@ -114,35 +114,6 @@ def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare():
         end(nodes[0])
 
 
-def test_a_spare_that_is_drained_ends_no_round_and_takes_no_place():
-    with on_hosts("abc", 1, 2, spares=1) as (_, nodes):
-        waits = waits_for_a_place(nodes.pop(), nodes)
-        drain = nodes[0].host_drain()
-        assert drain.find("c") == ("c", False)
-        before = nodes[0].round.name
-        assert drain.leave_out("c").name == before and drain.find("c") == ("c", True)
-        kill(nodes.pop())
-        ended(nodes)
-        meet(nodes)
-        assert hosts(nodes[0]) == ["a"] and nodes[0].round.drained == {"c": ""}
-        end(nodes[0], waits)
-
-
-def test_a_host_that_was_lost_before_its_drain_is_left_out_when_it_comes_back():
-    with on_hosts("abc", 2, silence=1.0) as (job, nodes):
-        kill(nodes.pop(1))
-        ended(nodes)
-        meet(nodes)
-        drain, before = nodes[0].host_drain(), nodes[0].round.name
-        assert drain.find("b") == ("b", False) and drain.leave_out("b").name == before
-        assert drain.find("b") == ("b", True)
-        back = job.new()
-        back._me = back._me._replace(host="b")
-        waits = waits_for_a_place(back, nodes)
-        assert not any(node.num_nodes_waiting() for node in nodes)
-        end(nodes[0], waits)
-
-
 def test_a_drain_outlives_the_store():
     with on_hosts("abc", 2) as (_, nodes):
         stay = drained(nodes, 1)

@@ -1,6 +1,5 @@
 """Nodes that come to a running job, over real stores: those that do not fit cost its members nothing."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -20,7 +19,6 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler as Handler
 from fastckpt_run.rendezvous.job_terms import JobTerms
 from fastckpt_run.rendezvous.membership import BEFORE_THE_FIRST, Node, Round
 from fastckpt_run.rendezvous.node_admission import JobDirectory, NodeAdmission, _Witnesses
-from fastckpt_run.rendezvous.signing import Signer
 from tests.unit.fastckpt_run.rendezvous.agents import (
     PATIENCE,
     Agents,
@@ -272,21 +270,3 @@ def test_an_announcement_that_describes_no_directory_refuses_nobody():
 
 
 # --- agents of earlier versions, which know of no terms
-
-
-def test_agents_of_earlier_versions_find_that_the_job_is_over_and_no_job_of_theirs_is_ended():
-    secret = b"0123456789abcdef"
-    signer = Signer(secret)
-    key = f"fastckpt/job/{signer.fingerprint}/last"
-    with agents(1, 2) as job:
-        members = [new(job, secret=secret) for _ in range(2)]
-        meet(members)
-        body = signer.open(key, job.stranger().get(key))
-        assert body["is_closed"] is True and body["number"] == 0 and body["nodes"] == []
-        meet(members)
-        assert_undisturbed(members)
-    with agents(1, 2) as job:
-        member = new(job, secret=secret)
-        job.stranger().set(key, json.dumps({"a round": 7}))
-        meet([member])
-        assert b"a round" in job.stranger().get(key)

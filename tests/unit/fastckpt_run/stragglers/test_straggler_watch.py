@@ -24,42 +24,32 @@ def window(number: int, own: int = CALM) -> StepWindow:
     return StepWindow(number, (5 * MS, 20 * MS, own - 30 * MS, 5 * MS, 200 * MS - own), own)
 
 
-class Blocks:
-    """Blocks of telemetry, by checkpoint directory, as a saver reads them."""
-
-    def __init__(self, blocks: dict[str, TelemetryBlock]) -> None:
-        self.blocks = blocks
-
-    def telemetry(self) -> Any:
-        return {name: [block.read(rank) for rank in range(2)] for name, block in self.blocks.items()}
-
-    def windows(self) -> Any:
-        return {name: [block.windows(rank) for rank in range(2)] for name, block in self.blocks.items()}
-
-
 class Node:
-    """An agent with two workers, whose lines the test writes."""
+    """An agent with two workers, whose lines the test writes; and their saver."""
 
     def __init__(self, number: int, folder: Path, agents: Agents, stack: contextlib.ExitStack) -> None:
         self.number, self.channel = number, agents.channels[number]
-        self.blocks = {name: TelemetryBlock(telemetry_name(folder / f"{number}{name}"), 2) for name in "ab"}
-        for block in self.blocks.values():
-            stack.callback(unlink, block.name)
-            stack.callback(block.close)
-        self.lines = {name: [block.line(rank) for rank in range(2)] for name, block in self.blocks.items()}
-        self.workers = WatchedWorkers(0, {}, {}, 0)
-        self.watch = StragglerWatch(Blocks(self.blocks), self.channel, lambda: self.workers)
+        self.block = TelemetryBlock(telemetry_name(folder / str(number)), 2)
+        stack.callback(unlink, self.block.name)
+        stack.callback(self.block.close)
+        self.lines = [self.block.line(rank) for rank in range(2)]
+        self.watch = StragglerWatch(self, self.channel, lambda: self.workers)
 
-    def start(self, directory: str = "a") -> None:
+    def telemetry(self) -> Any:
+        return {"run": [self.block.read(rank) for rank in range(2)]}
+
+    def windows(self) -> Any:
+        return {"run": [self.block.windows(rank) for rank in range(2)]}
+
+    def start(self) -> None:
         """Start workers, and let them make checkpointers."""
         ranks = {local: 2 * self.number + local for local in range(2)}
         self.workers = WatchedWorkers(time.monotonic_ns(), {}, ranks, 4)
-        for line in self.lines[directory]:
+        for line in self.lines:
             line.begin(0, 1, 0)
-        self.directory = directory
 
     def train(self, numbers: range, *owns: int) -> None:
-        for line, own in zip(self.lines[self.directory], owns or (CALM, CALM), strict=True):
+        for line, own in zip(self.lines, owns or (CALM, CALM), strict=True):
             for number in numbers:
                 line.close_window(window(number, own))
 
@@ -156,35 +146,6 @@ def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(agents,
     look(nodes)
     assert nodes[0].watch.times.keys() == {0, 1, 2, 3}
     assert [each[0] for each in verdicts(events)] == [3]
-
-
-@pytest.mark.parametrize("directory", ["b"])
-def test_of_several_checkpoint_directories_the_one_with_windows_counts(nodes, directory):
-    for node in nodes:
-        node.start(directory)
-        for line in node.lines["a"]:
-            line.begin(0, 1, 0)
-        node.train(range(1, 5))
-    look(nodes)
-    assert nodes[0].watch.times.keys() == {0, 1, 2, 3}
-
-
-def test_rank_times_are_recorded_as_often_as_progress(nodes, events, monkeypatch):
-    nodes[1].train(range(1, 5), CALM, SLOW)
-    nodes[1].watch.look()
-    assert not events, "the launch is younger than a second"
-    nodes[1].watch._recorded -= 1
-    nodes[1].train(range(5, 7), CALM, SLOW)
-    nodes[1].watch.look()
-    (event,) = [each for each in events if each["event"] == "rank_times"]
-    assert event["steps"] == 20
-    parts = {"data": 0.005, "forward": 0.02, "backward": 0.06, "rest": 0.005, "wait": 0.11}
-    assert event["ranks"][1] == {"rank": 3, "window": 6, "own": 0.09, **parts}
-    nodes[1].watch._begun -= 1e6
-    nodes[1].watch._recorded -= 999
-    nodes[1].train(range(7, 9))
-    nodes[1].watch.look()
-    assert len([each for each in events if each["event"] == "rank_times"]) == 1, "of an old launch a thousandth"
 
 
 def row(number: int, own: int = CALM) -> list[int]:

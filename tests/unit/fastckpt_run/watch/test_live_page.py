@@ -16,7 +16,6 @@ from html.parser import HTMLParser
 import pytest
 
 from fastckpt._core import metrics
-from fastckpt._core.report.report import report
 from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
 from fastckpt_run.views import live_view, top_text
 from fastckpt_run.views.event_text import lines
@@ -318,18 +317,6 @@ def test_a_log_that_grows_counts_up_to_its_last_record_and_one_that_has_ended_to
     events = Story().starts(1, 2, 3, 4).loads(5, 0.1).trains(6, 10).tell("persisted", step=5).log.events
     assert [len(events) - len(settled(events, WALL + now)) for now in (7.0, 60.0)] == [1, 0]
     assert settled([], 0.0) == []
-
-
-def test_a_long_log_is_shown_in_full_and_its_newest_events_alone():
-    story = Story(ranks=8).starts(1, 2, 3, 4).loads(5, 0.1)
-    for second in range(6, 5000):
-        story.trains(float(second), second)
-        for step in range(3):
-            story.tell("persist_failed", step=4 * second + step, error="full")
-    log = story.log
-    last = newest(log.events)
-    assert len(last) == job_view.NEWEST and [event["step"] for event in last[:3]] == [19996, 19997, 19998]
-    assert sum(map(len, live_view.report_parts(report([log])).values())) < 3_000_000
 
 
 def test_routine_events_in_a_row_are_one_line_and_hide_no_others():
