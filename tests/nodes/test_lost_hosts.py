@@ -28,15 +28,6 @@ def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_on
 # --- fewer hosts, and more
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_job_goes_on_without_any_one_of_three_hosts(fleet: Fleet, lost: int) -> None:
-    """Also without the one that has the store and rank 0."""
-    job = fleet.started((0, 1, 2), nodes="2:3", stores=(0, 1, 2))
-    recovery = job.recovered(job.lose(lost), SOON)
-    assert set(recovery.tiers.values()) == {"memory"} and recovery.lost <= EVERY
-    job.finish()
-
-
 # --- a link that is down
 
 
