@@ -24,15 +24,11 @@ ROOT = Path(__file__).parents[2]
 NETWORK = "10.0.0"
 HOSTS = 16
 """How many can be in a cluster: their names and addresses are known to each of them from the start."""
-_CARRIER = 10.0
-"""Seconds until the kernel has seen that a port is up."""
-MEMORY = "512m"
-"""Size of the tmpfs on a host's /dev/shm."""
 WAIT = "echo ready; set +e; while read -r _; do :; done"
 """Not `cat`: bash also reaps the orphans of a host whose first process it is."""
 BOOT = f"""set -e
 echo "$1" > /proc/sys/kernel/hostname
-mount -t tmpfs -o size={MEMORY} tmpfs /dev/shm
+mount -t tmpfs -o size=512m tmpfs /dev/shm
 mount --bind "$2/hosts" /etc/hosts
 mount --bind "$2/boot-id" /proc/sys/kernel/random/boot_id
 if [ -n "$3" ]; then mount --bind "$2/disk" "$3"; fi
@@ -120,26 +116,12 @@ class Switch:
 
 
 class Host:
-    """One host, from its boot to its end.
-
-    Attributes:
-        number: Its name and address follow from it. One that replaces it has the same number.
-        pid: Of its first process, as seen from outside.
-        port: Of the switch, where it is plugged in.
-    """
+    """One host, from its boot to its end; its name and address follow from its number, as of one that replaces it."""
 
     def __init__(
         self, number: int, folder: Path, switch: Switch, own_storage: Path | None, *, ipv6: bool = False
     ) -> None:
-        """Boot it, with one address.
-
-        Args:
-            number: As the attribute.
-            folder: For its disk.
-            switch: Where it is plugged in.
-            own_storage: A directory that is on a disk of this host's own, which outlives it.
-            ipv6: Whether its address, and those that it knows of others, are of IPv6.
-        """
+        """Boot it, with one address; its disk is in ``folder``, and ``own_storage``, if given, on that."""
         self.number, self._folder, self._switch = number, folder, switch
         self._started: list[subprocess.Popen[bytes]] = []
         for path in (folder / "disk", folder / "tmp"):
@@ -218,7 +200,7 @@ class Host:
     def plug(self) -> None:
         """Undo `unplug` and `mute`."""
         self._switch.run("ip", "link", "set", self.port, "up")
-        end = time.monotonic() + _CARRIER
+        end = time.monotonic() + 10.0
         while True:
             try:
                 self._switch.run("bridge", "link", "set", "dev", self.port, "state", "3")
@@ -247,13 +229,7 @@ class Host:
 
 
 class Cluster:
-    """Hosts on one switch, with storage that all share, or that each has by itself.
-
-    Attributes:
-        folder: Seen by all hosts and the test.
-        storage: Directory for checkpoints.
-        hosts: Those that live, by number.
-    """
+    """Hosts on one switch, with storage that all share, or that each has by itself."""
 
     def __init__(self, folder: Path, *numbers: int, shares_storage: bool = True, ipv6: bool = False) -> None:
         self._ipv6 = ipv6

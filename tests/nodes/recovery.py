@@ -44,26 +44,19 @@ class Recovery:
     still: dict[int, float]
 
 
-@dataclass(frozen=True)
-class Start:
-    """The newest worker of a node: what it loaded, and its first step."""
-
-    loaded: Line
-    stepped: Line
-
-
 def _is_start(line: Line, since: float) -> bool:
     return line["what"] == "started" and line["at"] > since
 
 
-def _newest(lines: list[Line], since: float, world: int) -> Start | None:
+def _newest(lines: list[Line], since: float, world: int) -> tuple[Line, Line] | None:
+    """What the newest worker of a node has loaded, and its first step."""
     starts = [index for index, line in enumerate(lines) if _is_start(line, since)]
     if not starts or lines[starts[-1]]["world"] != world:
         return None
     own = [line for line in lines[starts[-1] :] if line["pid"] == lines[starts[-1]]["pid"]]
     loaded = next((line for line in own if line["what"] == "loaded"), None)
     stepped = next((line for line in own if line["what"] == "step"), None)
-    return Start(loaded, stepped) if loaded and stepped else None
+    return (loaded, stepped) if loaded and stepped else None
 
 
 def _standstill(lines: list[Line], since: float) -> float:
@@ -88,13 +81,13 @@ def recovery(logs: dict[int, list[Line]], nodes: Collection[int], since: float) 
     all_starts = [line for lines in starts.values() for line in lines]
     first = min(line["at"] for line in all_starts)
     before = [line for lines in logs.values() for line in lines if line["what"] == "step" and line["at"] < first]
-    step = min(new.loaded["step"] for new in found.values())
+    step = min(loaded["step"] for loaded, _ in found.values())
     return Recovery(
-        seconds=max(new.stepped["at"] for new in found.values()) - since,
+        seconds=max(stepped["at"] for _, stepped in found.values()) - since,
         step=step,
         lost=max(line["step"] for line in before) - step,
-        tiers={number: new.loaded["tier"] for number, new in found.items()},
-        ranks={number: new.loaded["rank"] for number, new in found.items()},
+        tiers={number: loaded["tier"] for number, (loaded, _) in found.items()},
+        ranks={number: loaded["rank"] for number, (loaded, _) in found.items()},
         starts={number: len(lines) for number, lines in starts.items()},
         restarts=max(line["restarts"] for line in all_starts),
         still={number: _standstill(logs[number], since) for number in nodes},
