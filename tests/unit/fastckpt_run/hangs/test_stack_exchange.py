@@ -2,8 +2,8 @@
 
 import contextlib
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -59,19 +59,10 @@ def test_any_agent_learns_which_rank_of_another_node_is_the_odd_one(job):
 
 
 def test_agents_that_find_a_hang_at_the_same_time_have_all_nodes_asked_once(job, events):
-    asked, told, found = job.counted(STACKS), job.counted(FOUND), {}
-    start = threading.Barrier(3)
-
-    def collect(node):
-        start.wait()
-        found[node.number] = node.collect(silent=60.0).groups.line
-
-    threads = [threading.Thread(target=collect, args=(node,)) for node in job.nodes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(asked) == [0, 1, 2] and len(set(found.values())) == 1 and len(found) == 3
+    asked, told = job.counted(STACKS), job.counted(FOUND)
+    with ThreadPoolExecutor(3) as pool:
+        found = pool.map(lambda node: node.collect(silent=60.0).groups.line, job.nodes)
+    assert len({*found}) == 1 and sorted(asked) == [0, 1, 2]
     assert len(told) <= 2, "who has asked by then is not told"
 
 
@@ -96,12 +87,9 @@ def test_a_node_that_is_dead_or_stopped_is_named(job, impatient, silent_address)
     assert found.line.startswith(ODD) and found.unheard == ("host1",) and found.missing == "1"
     job.peers[2] = replace(job.peers[2], address=silent_address)
     job.meet()
-    assert (
-        job.nodes[0]
-        .collect()
-        .groups.line.endswith(
-            "; the agents on hosts host1 and host2 gave no answer (ranks 1-2); what the others wait for may be there"
-        )
+    found = job.nodes[0].collect().groups
+    assert found.line.endswith(
+        "; the agents on hosts host1 and host2 gave no answer (ranks 1-2); what the others wait for may be there"
     )
 
 
@@ -144,40 +132,6 @@ def test_workers_wait_for_a_phase_of_another_node_that_keeps_to_its_limit(job):
     assert job.nodes[0].collect().groups is not None, "that answer is not kept"
 
 
-# --- a job that does nothing, on no node
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Idle workers hang after half a second, not a minute; first steps are measured by then."""
-    monkeypatch.setattr(hangs, "IDLE", 0.5)
-    monkeypatch.setattr(process_activity, "_WINDOW", 0.1)
-    monkeypatch.setattr(detector, "_ASK_AGAIN", 0.2)
-    monkeypatch.setattr(stack_exchange, "IDLE_SHARED", 0.1)
-
-
-def trained(job):
-    """All nodes have done some steps, and their agents use the limits of auto; collectives end after two seconds."""
-    for node in job.nodes:
-        node.watch._setting = "auto"
-        node.line.wait_at_most(2 * 10**9)
-    for _ in range(3):
-        for node in job.nodes:
-            node.line.step()
-            assert not node.watch.end_hang(may_restart=True)
-
-
-def hangs_within(job, seconds: float) -> list:
-    """The nodes whose agents find a hang, until all that have workers have, or the time is over."""
-    found, end = [], time.monotonic() + seconds
-    while time.monotonic() < end and len(found) < len(job.nodes):
-        for node in job.nodes:
-            if node.number not in found and node.watch.end_hang(may_restart=True):
-                found.append(node.number)
-        time.sleep(0.02)
-    return found
-
-
 @contextlib.contextmanager
 def caught(*programs):
     made = [CaughtWorker(program) for program in programs]
@@ -189,21 +143,39 @@ def caught(*programs):
 
 
 @pytest.mark.parametrize("why", ["", "one computes", "one node gives no answer"])
-def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(quick, impatient, tmp_path, why):
+def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(impatient, tmp_path, monkeypatch, why):
+    """Idle workers hang after half a second, not a minute; collectives end after two."""
+    monkeypatch.setattr(hangs, "IDLE", 0.5)
+    monkeypatch.setattr(process_activity, "_WINDOW", 0.1)
+    monkeypatch.setattr(detector, "_ASK_AGAIN", 0.2)
+    monkeypatch.setattr(stack_exchange, "IDLE_SHARED", 0.1)
     with caught(WAITS, WAITS, LOOPS if why == "one computes" else SLEEPS) as made, contextlib.ExitStack() as stack:
         job = HungJob(made, tmp_path, stack)
-        trained(job)
-        last = job.nodes[2]
+
+        def hangs_within(seconds: float) -> bool:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                if any([node.watch.end_hang(may_restart=True) for node in job.nodes]):
+                    return True
+                time.sleep(0.02)
+            return False
+
+        for node in job.nodes:
+            node.watch._setting = "auto"
+            node.line.wait_at_most(2 * 10**9)
+        for _ in range(3):
+            for node in job.nodes:
+                node.line.step()
+                assert not node.watch.end_hang(may_restart=True)
         if not why:
-            assert hangs_within(job, 60) != []
+            assert hangs_within(60)
             return
         if why == "one node gives no answer":
-            last.saver._peers.close()
-            job.nodes.remove(last)
+            job.nodes.pop().saver._peers.close()
         end = time.monotonic() + 60
         while job.nodes[0].watch._seen.idle <= 0.5:  # by itself it would be one
-            assert hangs_within(job, 0.2) == [] and time.monotonic() < end
-        assert hangs_within(job, 1.0) == []
+            assert not hangs_within(0.2) and time.monotonic() < end
+        assert not hangs_within(1.0)
 
 
 # --- workers that cannot answer

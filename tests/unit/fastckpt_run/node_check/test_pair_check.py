@@ -93,15 +93,6 @@ def test_a_node_that_exchanges_data_with_nobody_is_bad_and_the_others_are_not():
     assert not outcomes[0].is_bad and not outcomes[1].is_bad
 
 
-def test_strangers_at_the_port_keep_nobody_out():
-    with pair_check._Listener() as listener:
-        strangers = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(pair_check._PENDING + 5)]
-        for stranger in strangers:
-            stranger.close()
-        with pytest.raises(TimeoutError):
-            listener.accept((1, 0), b"s" * 32, time.monotonic() + 0.2)
-
-
 def test_a_want_of_threads_and_of_descriptors_keeps_nobody_out_once_there_are_some(monkeypatch):
     secret, wants = b"s" * 32, iter([RuntimeError("can't start new thread")] * (pair_check._PENDING + 1))
     start = threading.Thread.start

@@ -22,7 +22,7 @@ from fastckpt_run.views.event_text import lines
 from fastckpt_run.watch import job_actions, job_view
 from fastckpt_run.watch.http_server import HttpServer
 from fastckpt_run.watch.job_actions import JobActions
-from fastckpt_run.watch.job_view import Turns, newest, settled
+from fastckpt_run.watch.job_view import newest, settled
 from fastckpt_run.watch.live_page import REFUSED, LivePage
 from fastckpt_run.watch.node_status import STATUS
 from tests.unit._core.report.stories import WALL, Story
@@ -294,23 +294,6 @@ def test_a_drain_that_is_refused_says_why(nodes):
 
 
 # --- the view
-
-
-@pytest.mark.parametrize(
-    ("turns", "last"),
-    [
-        (["rendezvous", "workers_started", "progress", "saved"], "workers_started"),
-        (["workers_started", "worker_died", "workers_stopped"], "workers_stopped"),
-    ],
-)
-def test_the_state_of_a_job_follows_from_its_last_turn(turns, last):
-    lines = []
-    found = Turns(lines)
-    assert found.last() == ""
-    for name in turns:
-        lines.append(line(name))
-        found.last()
-    assert found.last() == last == Turns(lines).last()
 
 
 def test_a_log_that_grows_counts_up_to_its_last_record_and_one_that_has_ended_to_its_end():
