@@ -16,62 +16,27 @@ from fastckpt_run.hangs.process_activity import state_of
 from tests.unit.fastckpt_run.watch.test_node_channel import SECRET as SECRET
 from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
-IN_TORCH = "/site-packages/torch/distributed/distributed_c10d.py"
-WAITS = f"""
-code = compile("def all_reduce():\\n    lock.acquire()", {IN_TORCH!r}, "exec")
-exec(code)
-def train():
-    all_reduce()
-"""
-LOOPS = """
-def train():
-    while True: pass
-"""
-SLEEPS = """
-import time
-def train():
-    while True: time.sleep(60)
-"""
-EXECS = """
-def train():
-    os.execvp("sleep", ["sleep", "600"])
-"""
-SPINS = f"""
-code = compile("def all_reduce():\\n    while True: pass", {IN_TORCH!r}, "exec")
-exec(code)
-def train():
-    all_reduce()
-"""
-COMPUTES = """
-import time
+WAITS, SPINS = "all_reduce()", "all_reduce(spins=True)"
+LOOPS, SLEEPS = "while True: pass", "while True: time.sleep(60)"
+EXECS, EXITS = 'os.execvp("sleep", ["sleep", "600"])', "os._exit(0)"
+COMPUTES = "for step in itertools.count(): deeper(step % 97)"
+PRINTS = 'while True: sys.stdout.write("x" * 65536)'
+_PROGRAM = """
+import itertools, os, sys, threading, time
+from fastckpt._core.memory.stacks import offer
+lock = threading.Lock()
+lock.acquire()
+collective = "def all_reduce(spins=False):\\n    while spins: pass\\n    lock.acquire()"
+exec(compile(collective, "/site-packages/torch/distributed/distributed_c10d.py", "exec"))
 def deeper(depth):
     if depth:
         return deeper(depth - 1)
     end = time.monotonic() + 0.02
     while time.monotonic() < end: pass
-def train():
-    step = 0
-    while True:
-        step += 1
-        deeper(step % 97)
-"""
-PRINTS = """
-def train():
-    while True:
-        sys.stdout.write("x" * 65536)
-"""
-EXITS = """
-def train():
-    os._exit(0)
-"""
-_PROGRAM = """
-import os, sys, threading
-from fastckpt._core.memory.stacks import offer
-lock = threading.Lock()
-lock.acquire()
 sys.stdout.write(f"{offer()}\\n")
 sys.stdout.flush()
-"""
+def train():
+    """
 
 
 class CaughtWorker:
@@ -79,7 +44,8 @@ class CaughtWorker:
 
     def __init__(self, program: str) -> None:
         # Named, as a script is: what is compiled from a text has the same name everywhere.
-        text = f"exec(compile({_PROGRAM + program + 'train()'!r}, '/job/train.py', 'exec'))"
+        program = f"{_PROGRAM}{program}\ntrain()"
+        text = f"exec(compile({program!r}, '/job/train.py', 'exec'))"
         self._process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, start_new_session=True)
         self.pid, self.stacks = self._process.pid, int(self._process.stdout.readline())
 

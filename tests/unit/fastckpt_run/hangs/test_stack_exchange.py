@@ -53,7 +53,7 @@ def test_any_agent_learns_which_rank_of_another_node_is_the_odd_one(job):
     for node in job.nodes:
         found = node.collect().groups
         assert found.line.startswith(ODD) and found.line.endswith(
-            "ranks 0-1 on hosts host0 and host1 wait in all_reduce (train.py:12)"
+            "ranks 0-1 on hosts host0 and host1 wait in all_reduce (train.py:16)"
         )
         assert [group.ranks for group in found.odd] == [(2,)] and found.odd[0].stack[0].startswith("train (train.py:")
 

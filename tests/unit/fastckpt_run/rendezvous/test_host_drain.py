@@ -34,16 +34,6 @@ def hosts(handler: Handler) -> list[str]:
     return [node.host for node in handler.round.nodes]
 
 
-def drained(nodes: list[Handler], out: int) -> list[Handler]:
-    """Drain the host of one of these that have met; the others, which meet without it."""
-    left = in_thread(lambda: nodes[0].host_drain().leave_out(nodes[out]._me.host))
-    ended(nodes)
-    stay = [node for number, node in enumerate(nodes) if number != out]
-    meet(stay)
-    assert left.result(PATIENCE).name == stay[0].round.name
-    return stay
-
-
 def waits_for_a_place(node: Handler, members: list[Handler]) -> "Future[object]":
     waits = in_thread(node.next_rendezvous)
     until(lambda: members[0]._records.waiting(members[0].round), "it waits")
@@ -116,7 +106,11 @@ def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare():
 
 def test_a_drain_outlives_the_store():
     with on_hosts("abc", 2) as (_, nodes):
-        stay = drained(nodes, 1)
+        left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
+        ended(nodes)
+        stay = [nodes[0], nodes[2]]
+        meet(stay)
+        assert left.result(PATIENCE).name == stay[0].round.name
         # As in a store that begins again: who knows the last round brings it along.
         records = stay[1]._records
         records.connection.delete(records._key("last"))
