@@ -114,6 +114,7 @@ def test_a_want_of_threads_and_of_descriptors_keeps_nobody_out_once_there_are_so
             refused.connect(("127.0.0.1", listener.port))
             time.sleep(0.1)
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        socket.create_connection(("127.0.0.1", listener.port), timeout=10).close()  # a stranger
         with ThreadPoolExecutor(1) as pool:
             accepted = pool.submit(listener.accept, (1, 0), secret, time.monotonic() + 10)
             with closing(SealedConnection.connect(address, secret, 10.0)) as link:

@@ -226,7 +226,7 @@ def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on
 
 
 @pytest.mark.usefixtures("unreached")
-@pytest.mark.parametrize(("fewest", "count"), [(1, 3)], ids=["not alone"])
+@pytest.mark.parametrize(("fewest", "count"), [(2, 2), (1, 3)], ids=["needed", "not alone"])
 def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_one(monkeypatch, fewest, count):
     with met(count, fewest) as (_, nodes):
         first, *others = by_rank(nodes)
@@ -293,6 +293,15 @@ def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(m
         begun = [in_thread(node.next_rendezvous) for node in (first, *others)]
         found = [each.result(PATIENCE) for each in begun[1:]]
         assert [info.world_size for info in found] == [2, 2]
+
+
+def test_a_place_whose_node_died_before_it_left_a_record_is_passed_over():
+    with agents(2, 2) as job:
+        nodes = job.several(2)
+        records = nodes[0]._alive.store
+        records.connection.add(records._key("first", "slots"), 1)
+        meet(nodes)
+        assert sorted(ranks(nodes)) == [0, 1]
 
 
 def test_too_few_nodes_end_with_a_timeout(monkeypatch, caplog):

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError, RendezvousTimeoutError
 
-from fastckpt_run.rendezvous import first_node, host_drain
+from fastckpt_run.rendezvous import first_node, host_drain, meeting
 from fastckpt_run.rendezvous import handler as handler_module
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler as Handler
 from fastckpt_run.rendezvous.host_drain import DrainRefused
@@ -102,6 +102,19 @@ def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare():
         assert last.result(PATIENCE).world_size == 2 and hosts(nodes[0]) == ["a", "b"]
         assert waits.result(PATIENCE).world_size == 2
         end(nodes[0])
+
+
+def test_a_drained_host_that_alone_is_left_does_not_wait_for_ever(monkeypatch, caplog):
+    monkeypatch.setattr(meeting, "FIRST_REPORT", 0.5)
+    with on_hosts("ab", join=2.0, silence=0.5) as (_, nodes):
+        left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
+        ended(nodes)
+        meet(nodes[:1])
+        assert left.result(PATIENCE)
+        waits = waits_for_a_place(nodes[1], nodes)
+        kill(nodes.pop(0))
+        assert isinstance(waits.exception(PATIENCE), RendezvousTimeoutError)
+        assert "these hosts are drained, and not waited for: b (fastckpt drain --undo HOST)" in caplog.text
 
 
 def test_a_drain_outlives_the_store():

@@ -126,6 +126,14 @@ def test_readers_that_never_take_their_answers_keep_nobody_out(server):
             assert get(server, "/echo?say=1")[0] == b"1"
 
 
+def test_a_reader_that_sends_byte_by_byte_is_closed_after_its_time(server, monkeypatch):
+    monkeypatch.setattr(http_server, "DEADLINE", 0.5)
+    with slow_readers(server, b"GET /echo?say=") as (connection, *_), pytest.raises(ConnectionError):
+        for _ in range(10_000):
+            connection.sendall(b"x")  # never silent for long
+            threading.Event().wait(0.01)
+
+
 def test_a_page_that_is_being_made_is_not_given_up_for_a_newcomer(server):
     goes_on = threading.Event()
     server._server.pages["GET", "/slow"] = lambda request: Response(b"made" if goes_on.wait(60) else b"")

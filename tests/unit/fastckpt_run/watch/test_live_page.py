@@ -212,6 +212,8 @@ def test_a_flush_takes_the_newest_save_that_all_nodes_have_or_says_what_is_not_t
 def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, monkeypatch):
     """These three agents are in one process, which would end: a third signal to one gives up its last flush."""
     sent = []
+    refused = json.loads(own_nodes.ask(0, "/stop", own_nodes.pages[0].token)[1])
+    assert refused["nodes"] == [] and {*refused["refused"]} == {"0", "1", "2"}, "they handle no signal"
     monkeypatch.setattr(job_actions, "_LATER", 0.01)
     monkeypatch.setattr(job_actions.os, "kill", lambda pid, number: sent.append((pid, number)))
     monkeypatch.setattr(job_actions.signal, "getsignal", lambda number: SIGNAL_HANDLER)

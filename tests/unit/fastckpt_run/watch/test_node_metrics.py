@@ -38,10 +38,12 @@ def test_file_systems_have_the_arenas_bytes_and_the_space_of_each_directory(tmp_
 
 def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish(tmp_path):
     """A file system that does not answer is like a FIFO whose other end nobody opens."""
-    fifo, looks = tmp_path / "fifo", threading.Semaphore(0)
+    fifo, looks, errors = tmp_path / "fifo", threading.Semaphore(0), [OSError("gone")]
     os.mkfifo(fifo)
 
     def look() -> MetricValues:
+        if errors:
+            raise errors.pop()  # it is asked again
         if not looks.acquire(blocking=False):
             fifo.read_bytes()
         return some_values()
