@@ -24,7 +24,8 @@ def drain(job: NodesJob, *arguments: str) -> tuple[int, str]:
 
 def started(fleet: Fleet, *flags: str) -> NodesJob:
     flags = ("--fast-metrics-port", PORT, *flags)
-    return fleet.started((0, 1, 2), "--batches", "6", nodes="2:3", stores=(0, 1, 2), flags=flags)
+    script = ("--batches", "6", "--steps", "100000")
+    return fleet.started((0, 1, 2), *script, nodes="2:3", stores=(0, 1, 2), flags=flags)
 
 
 def test_a_drained_host_is_left_out_until_it_is_taken_back_in(fleet: Fleet) -> None:

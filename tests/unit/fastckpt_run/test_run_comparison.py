@@ -119,7 +119,6 @@ def test_a_start_that_does_not_go_on_is_named(tmp_path, second, cause, why):
             FILE,
             "writes a file (line 2), and reads one (line 1)",
         ),
-        ("ok = x in {'a', 'b'}\nopen('log', 'a').write('x')", GENERATOR, "checkpointers save"),
     ],
 )
 def test_causes_by_which_any_two_runs_differ_are_named_by_the_source(source, cause, words):

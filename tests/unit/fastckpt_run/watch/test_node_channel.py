@@ -46,13 +46,6 @@ def agents():
         yield Agents(3, stack)
 
 
-def test_agents_ask_one_the_first_and_all(agents):
-    last = agents.channels[2]
-    assert last.ask(1, "name", {"a": 1}, 10.0) == {"of": 1, "to": 2, "a": 1}
-    assert [last.ask_first("name", {"n": n}, 10.0) for n in range(3)] == [{"of": 0, "to": 2, "n": n} for n in range(3)]
-    assert last.ask_all("name", {}, 10.0) == {rank: {"of": rank, "to": 2} for rank in range(3)}
-
-
 def test_an_agent_that_has_gone_is_missing_in_the_answers_of_all(agents):
     agents.savers[1]._peers.close()
     assert list(agents.channels[0].ask_all("name", {}, 10.0)) == [0, 2]
