@@ -9,7 +9,7 @@ import yaml
 
 from tests.containers.conftest import ContainerJob
 from tests.containers.containers import python
-from tests.faults.faults import stop
+from tests.faults.faults import stop, to_text
 from tests.faults.jobs import HERE, Job, assert_as_if_nothing_had_happened
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def test_a_job_survives_its_containers_one_killed_amid_a_save_one_amid_a_persist
 ) -> None:
     reference = uninterrupted()
     job.with_faults(stop(0, "snapshot.fill", 18))
-    (job.folder / "faults").write_text("\n".join(map(repr, job.faults)))
+    (job.folder / "faults").write_text(to_text(job.faults))
     # 1. killed amid a save: rank 0 stands still in its copy, and storage has what is older
     first = job.begin()
     job.until(lambda: job.injected() == 1, "the copy")
