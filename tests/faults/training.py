@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from select import select
 from typing import Any
 
