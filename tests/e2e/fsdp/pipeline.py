@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from fastckpt import Checkpointer
 from fastckpt._core.snapshot import mutation_check
@@ -29,16 +29,23 @@ from tests.faults.faults import inject_requested_faults
 from tests.faults.programs.fsdp import full_state
 
 warnings.filterwarnings("ignore")
-STAGES, BATCH, STORAGE = 2, 8, 3
+STAGES, BATCH = 2, 8
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--checkpoint-dir", required=True)
+    parser.add_argument("--chunks", type=int, default=1, help="of the model on each rank: more are interleaved")
+    parser.add_argument("--plain", action="store_true", help="without FSDP2")
+    parser.add_argument("--every", type=int, nargs=2, default=(1, 3), metavar=("MEMORY", "STORAGE"))
     parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     return parser.parse_args()
+
+
+def chunk() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.LayerNorm(8), nn.Tanh())
 
 
 def train(args: argparse.Namespace) -> None:
@@ -46,8 +53,10 @@ def train(args: argparse.Namespace) -> None:
     mesh = init_device_mesh("cpu", (STAGES, world // STAGES), mesh_dim_names=("stages", "data"))
     stage, replica, device = mesh.get_local_rank("stages"), mesh.get_local_rank("data"), torch.device("cpu")
     torch.manual_seed(7 + stage)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.LayerNorm(8), nn.Tanh())
-    fully_shard(model, mesh=mesh["data"])
+    model = nn.ModuleList(chunk() for _ in range(args.chunks))
+    if not args.plain:
+        for each in model:
+            fully_shard(each, mesh=mesh["data"])
     # the stages have other groups of parameters, so their schedulers have other states
     groups = [[p for p in model.parameters() if (p.dim() > 1) == (many or not stage)] for many in (True, False)]
     groups = [list(model.parameters())] if stage == 0 else groups
@@ -60,19 +69,25 @@ def train(args: argparse.Namespace) -> None:
         num_replicas=mesh["data"].size(),
         rank=replica,
     )
-    part = PipelineStage(model, stage, STAGES, device, group=mesh["stages"].get_group())
-    schedule = ScheduleGPipe(part, 2, nn.functional.mse_loss)
+    numbers = [stage + STAGES * number for number in range(args.chunks)]
+    stages = [
+        PipelineStage(each, number, STAGES * args.chunks, device, group=mesh["stages"].get_group())
+        for each, number in zip(model, numbers, strict=True)
+    ]
+    loss_of = nn.functional.mse_loss
+    schedule = ScheduleGPipe(stages[0], 2, loss_of) if args.chunks == 1 else ScheduleInterleaved1F1B(stages, 2, loss_of)
     torch.manual_seed(11 + rank)
     mutation_check.WORTH = 1  # states copied in the background are small here
     log = Log(args.out, rank)
     inject_requested_faults(rank, args.out)
+    every = {"memory": args.every[0], "storage": args.every[1]}
     with Checkpointer(
         args.checkpoint_dir,
         model=model,
         optimizer=optimizer,
         scheduler=scheduler,
         data=loader,
-        every={"memory": 1, "storage": STORAGE},
+        every=every,
         stage=stage,
     ) as checkpointer:
         step = checkpointer.resume()
@@ -92,7 +107,7 @@ def train(args: argparse.Namespace) -> None:
             if replica == 0:
                 (args.out / f"full.{stage}.{step}").write_text(digest(full))
             log(step=step, loss=digest([torch.stack(losses) if losses else 0, full]))
-            if checkpointer.step(step) and args.wait and step % STORAGE == 0:
+            if checkpointer.step(step) and args.wait and step % args.every[1] == 0:
                 checkpointer._checkpointer.wait_latest_checkpoint()
             log(due=step)
             if 0 < args.stop_at <= step:
