@@ -1,7 +1,9 @@
 """Agents among liars: what comes from others is answered, refused or hung up on, and those who are right are served."""
 
+import asyncio
 import contextlib
 import gc
+import logging
 import os
 import random
 import socket
@@ -29,19 +31,24 @@ from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
 from fastckpt._core.saver.peers.replication import HELD
 from fastckpt._core.saver.peers.spare_prefetch import PREFETCH
 from fastckpt.errors import FastckptError
+from fastckpt_run.detection.authenticated_link import AuthenticatedLink, Purpose
+from fastckpt_run.detection.probes import ASK as PROBES_ASK
+from fastckpt_run.detection.probes import MEMBER, PROBE
 from fastckpt_run.hangs.stack_exchange import ALL_IDLE, FOUND, HANG, IDLE, STACKS
 from fastckpt_run.stragglers.straggler_judge import StragglerJudge
 from fastckpt_run.stragglers.straggler_watch import SUBJECT
 from fastckpt_run.watch.node_channel import ASK
-from tests.fuzz.relays import Relay, untrue
+from tests.fuzz.untrue import untrue
 from tests.unit._core.saver.peers.parity_group import GROUP, NEW, OLD, SECRET, Group
+from tests.unit.fastckpt_run.detection.test_neighbor_watch import SECRET as WATCH_SECRET
+from tests.unit.fastckpt_run.detection.test_neighbor_watch import Member, begin
 from tests.unit.fastckpt_run.hangs.agents import SECRET as JOB
 from tests.unit.fastckpt_run.hangs.agents import SLEEPS, CaughtWorker, HungJob
 
 COUNT = int(os.environ.get("FASTCKPT_FUZZ_MESSAGES", "10000"))
 FEW = 200
 SHORT = 0.2
-"""Seconds that a client waits whose connection is harmed: what is lost on the way never comes."""
+"""Seconds that a liar waits for an answer that may never come."""
 AT_ONCE = 8
 GROWTH = 128 << 20
 OWN = (LookupError, TypeError, ValueError, ArithmeticError)
@@ -186,51 +193,33 @@ class Watched:
         assert psutil.Process().memory_info().rss - self._bytes < GROWTH
 
 
-def _talk(number: int, chance: random.Random, group: Group, address: str, kind: type[SealedConnection]) -> int:
-    """So many messages, in as many connections as that takes; how many were sent."""
-    sent = 0
-    while sent < number:
-        with contextlib.suppress(FastckptError, OSError, *OWN), closing(kind.connect(address, SECRET, SHORT)) as link:
-            for _ in range(chance.randint(1, 4)):
-                sent += 1
-                chance.choice(CALLS)(group, link)
-        sent += 1  # the greeting
-    return sent
-
-
-def _talk_at_once(count: int, group: Group, address: str, kind: type[SealedConnection]) -> int:
+def at_once(talk: Callable[[int], None]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        each = [
-            pool.submit(_talk, count // AT_ONCE, random.Random(seed), group, address, kind) for seed in range(AT_ONCE)
-        ]
-        return sum(one.result() for one in each)
-
-
-def outside(folder: Path) -> list[str]:
-    """All that is beside the arenas."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if "arenas" not in path.parts)
-
-
-@NUMBERS
-def test_an_agent_survives_what_is_harmed_on_the_way_to_it(group: Group, tmp_path: Path, count: int) -> None:
-    before = outside(tmp_path)
-    with Watched(group) as watched, closing(Relay(group.members["b"].address, 1)) as relay:
-        _talk_at_once(count, group, relay.address, SealedConnection)
-        print(f"{relay.passed} messages, {watched.served} times served", flush=True)
-        assert relay.passed >= count
-    watched.check()
-    assert outside(tmp_path) == before
+        for done in [pool.submit(talk, seed) for seed in range(AT_ONCE)]:
+            done.result()
 
 
 @NUMBERS
 def test_an_agent_survives_untrue_messages_of_who_knows_the_secret(group: Group, tmp_path: Path, count: int) -> None:
-    before = outside(tmp_path)
+    address = group.members["b"].address
+
+    def talk(seed: int) -> None:
+        chance, sent = random.Random(seed), 0
+        while sent < count // AT_ONCE:
+            with (
+                contextlib.suppress(FastckptError, OSError, *OWN),
+                closing(Liar.connect(address, SECRET, SHORT)) as link,
+            ):
+                for _ in range(chance.randint(1, 4)):
+                    sent += 1
+                    chance.choice(CALLS)(group, link)
+            sent += 1  # the greeting
+
     Liar.chance = random.Random(2)
     with Watched(group) as watched:
-        sent = _talk_at_once(count, group, group.members["b"].address, Liar)
-        print(f"{sent} messages, {watched.served} times served", flush=True)
+        at_once(talk)
     watched.check()
-    assert outside(tmp_path) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"arenas"}
 
 
 class LyingServer(PeerServer):
@@ -288,7 +277,6 @@ def test_an_agent_survives_untrue_answers(
             for path in into.iterdir():
                 path.unlink()
             into.rmdir()
-    print(f"{count} messages, {right} times right", flush=True)
     assert right > 0
 
 
@@ -330,10 +318,63 @@ def test_an_agent_survives_untrue_questions(
                         subject, body = chance.choice(QUESTIONS)
                         link.ask({"ask": ASK, "from": "agent-1", "subject": subject, "body": body})
 
-        with Watched(group) as watched, ThreadPoolExecutor(AT_ONCE) as pool:
-            for done in [pool.submit(talk, seed) for seed in range(AT_ONCE)]:
-                done.result()
+        with Watched(group) as watched:
+            at_once(talk)
         found = job.nodes[1].collect()
         assert found.groups is not None and found.groups.world == 2
         assert len(judge._open) <= 2 * PLACES
     watched.check()
+
+
+class LyingLink(AuthenticatedLink):
+    """An end of a watch that knows the secret, and whose messages are not true."""
+
+    chance = random.Random()
+
+    async def send(self, body: dict[str, Any]) -> None:
+        await super().send(untrue(body, self.chance))
+
+
+async def watch_with_lies(address: str, count: int, seed: int) -> None:
+    chance, sent = random.Random(seed), 0
+    while sent < count:
+        purpose = Purpose(chance.choice(("watch", PROBE, PROBES_ASK, "weather")), "node 1", "node 0")
+        with contextlib.suppress(OSError, FastckptError, *OWN):
+            async with asyncio.timeout(SHORT):
+                link = await LyingLink.open(address, WATCH_SECRET, purpose)
+                try:
+                    for _ in range(2):
+                        sent += 1
+                        await link.send({"kind": "beat"} if purpose.kind == "watch" else {MEMBER: "node 2"})
+                        await link.receive()
+                finally:
+                    link.close()
+        sent += 1  # the greeting
+
+
+@NUMBERS
+def test_a_member_survives_liars_and_nobody_is_taken_for_lost(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Of three that watch each other, and take nobody for lost while this process has no core."""
+    caplog.set_level(logging.ERROR, "asyncio")
+    members = [Member(f"node {number}", 60.0) for number in range(3)]
+    begin(members)
+    first, before = members[0], psutil.Process().memory_info().rss
+    LyingLink.chance = random.Random(6)
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(watch_with_lies(first.address, count // AT_ONCE, seed) for seed in range(AT_ONCE)))
+
+    try:
+        asyncio.run(all_at_once())
+        assert members[1].answers("node 0") and first.answers("node 1") and members[2].answers("node 0")
+        assert [each.lost for each in members] == [[], [], []]
+        assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+        end = time.monotonic() + 30
+        while len(first._reception._tasks) > len(members) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(first._reception._tasks) <= len(members) and not first._reception._strangers
+        gc.collect()
+        assert psutil.Process().memory_info().rss - before < GROWTH
+    finally:
+        for each in members:
+            each.stop()

@@ -14,7 +14,8 @@ import torch
 from fastckpt import DdpCheckpointer, StorageType
 
 ROOT = Path(__file__).parents[2]
-PLAIN = 400
+COUNT = int(os.environ.get("FASTCKPT_FUZZ", "800"))
+"""Damaged images, half of them by hypothesis."""
 LOADED = {"good", "storage of 2**60 bytes", "storage of 2**72 bytes", "deep"}
 """The tensor's own part of the storage is there, whatever its size is said to be."""
 
@@ -32,17 +33,12 @@ def state(*, opaque: bool) -> dict[str, Any]:
     return found
 
 
-def image(folder: Path, **options: Any) -> Path:
-    """As a save makes it."""
+def fuzzed(folder: Path, examples: int, **options: Any) -> dict[str, Any]:
+    """What became of damaged images, which a save has made, in a process of its own."""
     with DdpCheckpointer(folder / "checkpoints") as checkpointer:
         checkpointer.save_checkpoint(1, state(**options), storage_type=StorageType.DISK)
         checkpointer.wait_latest_checkpoint(60)
-    return folder / "checkpoints" / "checkpoint-1" / "model.pt"
-
-
-def fuzzed(folder: Path, examples: int, **options: Any) -> dict[str, Any]:
-    """What became of damaged images in a process of its own."""
-    good = image(folder, **options)
+    good = folder / "checkpoints/checkpoint-1/model.pt"
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.images", str(good), str(folder), str(examples)],
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"},
@@ -57,20 +53,10 @@ def fuzzed(folder: Path, examples: int, **options: Any) -> dict[str, Any]:
     return found
 
 
-def check(found: dict[str, Any]) -> None:
+@pytest.mark.parametrize("opaque", [False, True])
+def test_damaged_images_load_or_raise_an_error_that_resume_handles(tmp_path: Path, opaque: bool):
+    found = fuzzed(tmp_path, COUNT // 2, opaque=opaque)
     assert found["found"]["loaded"] > 0 and found["found"]["UnpicklingError"] > 0, "damage of many kinds"
     assert {name for name, answer in found["crafted"].items() if answer == "loaded"} == LOADED
     assert not found["mark"], "code was run"
     assert found["grown"] < 500e6, "memory was taken because a file said so"
-
-
-@pytest.mark.parametrize("opaque", [False, True])
-def test_damaged_images_load_or_raise_an_error_that_resume_handles(tmp_path: Path, opaque: bool):
-    check(fuzzed(tmp_path, PLAIN, opaque=opaque))
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("opaque", [False, True])
-def test_a_campaign_of_damaged_images_ends_no_process(tmp_path: Path, opaque: bool):
-    """FASTCKPT_FUZZ damaged images, half of them by hypothesis (default 40,000)."""
-    check(fuzzed(tmp_path, int(os.environ.get("FASTCKPT_FUZZ", "40000")) // 2, opaque=opaque))

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest, _digest
-from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.local.stored import read_manifest
+from fastckpt._core.format.manifest import MODEL, FileEntry, Manifest, _digest
 from fastckpt.errors import BadCheckpoint
 from tests.fuzz.mutations import DEPTHS, PIECES, mutated, mutations
 
@@ -66,41 +64,20 @@ def test_manifests_with_invalid_values_and_right_digests_are_refused(manifest, d
     check(text)
 
 
-@pytest.mark.parametrize("time", [10**400, LARGEST + 1, -1], ids=["of 400 digits", "of 64 bits", "before all"])
-def test_times_beyond_all_clocks_are_refused(time):
+def test_times_beyond_all_clocks_are_refused():
     """An integer of 400 digits is no float."""
-    with pytest.raises(BadCheckpoint, match="seconds since the epoch"):
-        Manifest.from_json(signed(json.loads(GOOD[0].to_json()) | {"time": time}))
+    for time in (10**400, LARGEST + 1, -1):
+        with pytest.raises(BadCheckpoint, match="seconds since the epoch"):
+            Manifest.from_json(signed(json.loads(GOOD[0].to_json()) | {"time": time}))
 
 
-@pytest.mark.parametrize("field", ["time", "details", "files"])
-def test_manifests_with_deep_values_are_read_or_refused(field):
-    text = GOOD[0].to_json()
+def test_manifests_with_deep_values_are_read_or_refused():
     for depth in DEPTHS:
-        body = json.loads(text)
-        body[field] = "HERE"
-        check(json.dumps(body).replace('"HERE"', "[" * depth + "]" * depth))
-        body[field] = nested(min(depth, 900))
-        with suppress(BadCheckpoint):
-            check(signed(body))
-
-
-def nested(depth: int) -> list:
-    value: list = []
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-@settings(max_examples=60, deadline=None)
-@given(content=st.binary(max_size=60) | st.sampled_from(GOOD).flatmap(
-    lambda good: mutations([*PIECES, b"../"]).map(lambda changes: mutated(good.to_json().encode(), changes))
-))  # fmt: skip
-def test_files_of_any_content_are_manifests_or_refused(tmp_path_factory, content):
-    place = tmp_path_factory.getbasetemp() / "any" / "checkpoint-7"
-    place.mkdir(parents=True, exist_ok=True)
-    (place / NAME).write_bytes(content)
-    with suppress(BadCheckpoint):
-        read_manifest(place)
-    scan = CheckpointDirectory(place.parent).scan()
-    assert scan.whole == [] and len(scan.damaged) == 1
+        deep: list = []
+        for _ in range(min(depth, 900)):
+            deep = [deep]
+        for field in ("time", "details", "files"):
+            body = json.loads(GOOD[0].to_json())
+            check(json.dumps(body | {field: "HERE"}).replace('"HERE"', "[" * depth + "]" * depth))
+            with suppress(BadCheckpoint):
+                check(signed(body | {field: deep}))

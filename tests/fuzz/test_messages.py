@@ -33,6 +33,7 @@ GOOD = [
 
 
 def decoded(data: bytes) -> m.Message | None:
+    """The message, if it is one; any other error than ours fails a test."""
     try:
         return channel.decode(data)
     except ProtocolError:

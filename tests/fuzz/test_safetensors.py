@@ -40,14 +40,6 @@ def read(data: bytes) -> dict[str, list[Any]]:
     return read
 
 
-def check(data: bytes) -> None:
-    """It is refused by its name, or all of it is there."""
-    try:
-        read(data)
-    except BadCheckpoint as error:
-        assert NAME in str(error)
-
-
 def packed(header: bytes | dict[str, Any] | list[Any], data: bytes = bytes(8), length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
@@ -120,23 +112,10 @@ def test_files_of_the_library_are_read():
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(GOOD), mutations([*PIECES, *FIELDS]))
 def test_damaged_files_are_refused_or_read(good, changes):
-    check(mutated(good, changes))
-
-
-numbers = st.integers(-2, 9) | st.sampled_from([2**31, 2**62, 2**63, 2**64, 1.5, True, None, "4"])
-entries = st.fixed_dictionaries(
-    {
-        "dtype": st.sampled_from(["F32", "U8", "BOOL", "C64", "F128", 5]),
-        "shape": st.lists(numbers, max_size=3),
-        "data_offsets": st.lists(numbers, min_size=1, max_size=3),
-    }
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.sampled_from(["w", "b", "__metadata__"]), entries, max_size=3), st.integers(0, 16))
-def test_headers_of_any_fields_are_refused_or_read(header, count):
-    check(packed(header, bytes(count)))
+    try:
+        read(mutated(good, changes))
+    except BadCheckpoint as error:
+        assert NAME in str(error)
 
 
 def test_a_lie_ends_no_command(fastckpt: Fastckpt, tmp_path: Path):

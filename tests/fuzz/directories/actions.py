@@ -1,5 +1,6 @@
 """What is done with a directory that may lie: each in a process of its own, which writes down what came of it."""
 
+import contextlib
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 from click.testing import CliRunner
 
-from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.foreign_files import foreign
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
@@ -118,42 +118,35 @@ def look(acting: Acting, directory: Path, *, sharded: bool) -> None:
         acting.command("report", directory)
 
 
-def _foreign(directory: Path) -> object:
-    try:
-        return foreign(directory)
-    except OSError as error:
-        return error
+def _foreign(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        foreign(directory)
 
 
 def load(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A plain Python process that loads."""
-    train = _train_sharded if sharded else _train_replicated
-    acting.do("load", lambda: train(acting.outcome, directory, saves=False))
+    _train(acting, directory, sharded=sharded)
 
 
 def resume(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A process that loads a checkpoint by its path, for a directory of its own."""
     own = directory.parent.parent / "own"
     shutil.rmtree(own, ignore_errors=True)
-    train = _train_sharded if sharded else _train_replicated
-    acting.do("resume", lambda: train(acting.outcome, own, saves=False, path=str(directory / "checkpoint-3")))
+    _train(acting, own, sharded=sharded, path=str(directory / "checkpoint-3"))
 
 
 def job(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A job that loads, and saves; all but the newest are deleted."""
-    train = _train_sharded if sharded else _train_replicated
-    acting.do("job", lambda: train(acting.outcome, directory, saves=True))
+    acting.do("job", lambda: _train_replicated(acting.outcome, directory, saves=True))
     acting.do("events", lambda: EventLog(directory, [b'{"event": "job_ended"}\n']).close(1.0))
 
 
-def _wait(outcome: Outcome, checkpointer: BaseCheckpointer, step: int) -> None:
-    try:
-        outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) == step else None
-    except TimeoutError as error:
-        outcome.errors.append(f"save: {error}")
+def _train(acting: Acting, directory: Path, *, sharded: bool, path: str = "") -> None:
+    train = _load_sharded if sharded else _train_replicated
+    acting.do("load", lambda: train(acting.outcome, directory, path=path))
 
 
-def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
+def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool = False, path: str = "") -> None:
     strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
     with DdpCheckpointer(directory, strategy) as checkpointer:
         state = checkpointer.load_checkpoint(path)
@@ -161,23 +154,18 @@ def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool, path: s
         if saves:
             step = max(NEXT, checkpointer.loaded_step + 1)
             checkpointer.save_checkpoint(step, state_of(step), storage_type=StorageType.DISK)
-            _wait(outcome, checkpointer, step)
+            try:
+                outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) == step else None
+            except TimeoutError as error:
+                outcome.errors.append(f"save: {error}")
 
 
-def _train_sharded(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
-    with one_process():
+def _load_sharded(outcome: Outcome, directory: Path, *, path: str = "") -> None:
+    with one_process(), FsdpShardCheckpointer(directory) as checkpointer:
         sharded = Sharded()
-        strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
-        checkpointer = FsdpShardCheckpointer(directory, strategy)
         checkpointer.load_checkpoint(sharded.model, sharded.optimizer, path)
         outcome.step = checkpointer.loaded_step
         outcome.state_step = sharded.step if outcome.step >= 0 else 0
-        if saves:
-            step = max(NEXT, checkpointer.loaded_step + 1)
-            sharded.fill(step)
-            checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-            _wait(outcome, checkpointer, step)
-        checkpointer.close()
 
 
 def prune(acting: Acting, directory: Path, *, sharded: bool) -> None:

@@ -1,9 +1,7 @@
-"""Checkpoint directories as real saves wrote them, and their states; a job runs it as ``saved.py KIND HOME``."""
+"""Checkpoint directories as real saves wrote them, and their states."""
 
-import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.rng_state import rng_state
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
-from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
+from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
-from tests.faults.jobs import run_forked
 
 STEPS = (1, 2, 3)
-AGAIN = "again"
-"""The kind that a job gives that goes on with a directory."""
 NAME = "run"
 """The checkpoint directory in a user's home."""
 FILES = {
@@ -86,37 +80,29 @@ class Sharded:
         return int(values.pop()) if len(values) == 1 else None
 
 
-def _save_replicated(home: Path) -> None:
+def _save_shard(home: Path) -> None:
+    with one_process():
+        sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
+        checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
+        for step in STEPS:
+            sharded.fill(step)
+            checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
+            assert checkpointer.wait_latest_checkpoint(60)
+        checkpointer.close()
+
+
+def _save_left(home: Path) -> None:
+    """One checkpoint of each kind of path, and what crashes, faults and earlier versions leave: see `_left`."""
     directory = home / NAME
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.load_checkpoint()
-        paths = {1: directory / "first.pt", 2: home / "models/best.pt", 3: ""}
-        for step in STEPS:
-            path, metrics = str(paths[step]), {"loss": 1 / step}
-            own = {"sampler": [step, os.environ.get("RANK", "0")]}
+        for step, path in zip(STEPS, (directory / "first.pt", home / "models/best.pt", ""), strict=True):
+            own = {"sampler": [step, "0"]}
             checkpointer.save_checkpoint(
-                step, state_of(step), path, StorageType.DISK, metrics=metrics, rank_state=own
-            )  # fmt: skip
+                step, state_of(step), str(path), StorageType.DISK, metrics={"loss": 1 / step}, rank_state=own
+            )
             assert checkpointer.wait_latest_checkpoint(60)
-
-
-def _save_next(home: Path) -> None:
-    """Resume what is there, save one more, and have the others deleted."""
-    directory = home / NAME
-    with DdpCheckpointer(directory, KeepLatestStepStrategy(1, str(directory))) as checkpointer:
-        assert step_of(checkpointer.load_checkpoint()) == checkpointer.loaded_step > 0
-        checkpointer.save_checkpoint(50, state_of(50), storage_type=StorageType.DISK)
-        assert checkpointer.wait_latest_checkpoint(60)
-
-
-def _save_sharded(home: Path) -> None:
-    sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
-    checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
-    for step in STEPS:
-        sharded.fill(step)
-        checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-        assert checkpointer.wait_latest_checkpoint(60)
-    checkpointer.close()
+    _left(home)
 
 
 def _left(home: Path) -> None:
@@ -156,11 +142,6 @@ def _publish_of_nodes(store: CheckpointDirectory, step: int, nodes: range) -> No
     shutil.rmtree(images)
 
 
-def _save_shard(home: Path) -> None:
-    with one_process():
-        _save_sharded(home)
-
-
 @contextmanager
 def one_process() -> Iterator[None]:
     """A process group of this process alone."""
@@ -171,30 +152,10 @@ def one_process() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-SAVES: dict[str, tuple[int, Callable[[Path], None]]] = {
-    "left": (0, lambda home: (_save_replicated(home), _left(home))[0]),
-    "shard": (0, _save_shard),
-    "ranks": (2, _save_replicated),
-    "shards": (2, _save_sharded),
-}
-"""By kind: as how many ranks of a job it is saved, 0 for a process without a launcher; and how."""
-
-
-def save(kind: str, home: Path, scratch: Path) -> None:
+def save(kind: str, home: Path) -> None:
     """Have a directory of a kind in a user's home."""
     home.mkdir()
     for name, text in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    ranks, write = SAVES[kind]
-    if ranks:
-        run_forked(scratch, "--standalone", f"--nproc-per-node={ranks}", Path(__file__), kind, home)
-    else:
-        write(home)
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    write = _save_next if sys.argv[1] == AGAIN else SAVES[sys.argv[1]][1]
-    write(Path(sys.argv[2]))
-    dist.destroy_process_group()
+    {"left": _save_left, "shard": _save_shard}[kind](home)
