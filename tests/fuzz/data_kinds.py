@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
     WeightedRandomSampler,
 )
 
@@ -53,7 +51,6 @@ class Kind:
         once: Whether each sample is used once in an epoch; others are compared with an uninterrupted job alone.
         workers: The most loader workers.
         rests: Whether the end of an epoch can be padded, dropped or uneven.
-        refused: Whether the first start is refused, as it gives other samples when it is opened again.
         batched: Whether batch_size may be given.
     """
 
@@ -62,7 +59,6 @@ class Kind:
     once: bool = True
     workers: int = 2
     rests: bool = True
-    refused: bool = False
     batched: bool = True
 
 
@@ -105,21 +101,13 @@ def web_shards(place: Place) -> Options:
     return {"dataset": made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number), "sharded": True}
 
 
-def web_without_a_seed(place: Place) -> Options:
-    names = tars(place.folder, place.length + 50)
-    made = web(names, shardshuffle=False, nodesplitter=None, workersplitter=None, empty_check=False)
-    return {"dataset": made.shuffle(20).map(number)}
-
-
-def hugging_face_split(place: Place, *, shuffles: bool) -> Options:
-    made = hugging_face(max(place.length, 12), 12)
-    made = made.shuffle(seed=place.seed, buffer_size=15) if shuffles else made
+def hugging_face_split(place: Place) -> Options:
+    made = hugging_face(max(place.length, 12), 12).shuffle(seed=place.seed, buffer_size=15)
     return {"dataset": split_dataset_by_node(made, place.rank, place.world), "sharded": True}
 
 
-def hugging_face_dealt(place: Place, *, shuffles: bool) -> Options:
-    made = hugging_face(max(place.length, 4))
-    return {"dataset": made.shuffle(seed=place.seed, buffer_size=15) if shuffles else made}
+def hugging_face_dealt(place: Place) -> Options:
+    return {"dataset": hugging_face(max(place.length, 4)).shuffle(seed=place.seed, buffer_size=15)}
 
 
 class Iterated(IterableDataset):
@@ -156,7 +144,6 @@ SHARDS = {"fixed": True, "rests": False}
 KINDS: dict[str, Kind] = {
     "indexed": Kind(lambda of: {"dataset": Indexed(of.length)}),
     "shuffled": Kind(lambda of: {"dataset": Indexed(of.length), "shuffle": True, "seed": of.seed}),
-    "subset": Kind(lambda of: {"dataset": Subset(Indexed(of.length), range(of.length)), "shuffle": True}),
     "resumable_sampler": Kind(resumable),
     "random_sampler": Kind(drawn_at_random),
     "weighted_sampler": Kind(weighted, once=False),
@@ -167,8 +154,7 @@ KINDS: dict[str, Kind] = {
     "web_shared": Kind(web_shared),
     "own_shards": Kind(lambda of: {"dataset": OwnShards(of.length, of.rank, of.world), "sharded": True}, **SHARDS),
     "web_shards": Kind(web_shards, **SHARDS),
-    "hugging_face_shards": Kind(partial(hugging_face_split, shuffles=False), **SHARDS),
-    "hugging_face_shards_shuffled": Kind(partial(hugging_face_split, shuffles=True), **SHARDS),
+    "hugging_face_shards": Kind(hugging_face_split, **SHARDS),
     "with_a_state": Kind(lambda of: {"dataset": Remembering(of.length)}, **SHARDS),
     # Each rank reads all of it.
     "iterator_with_a_state": Kind(
@@ -176,9 +162,6 @@ KINDS: dict[str, Kind] = {
     ),
     "with_a_state_counted": Kind(lambda of: {"dataset": Remembering(of.length), "count": True}, **SHARDS),
     "with_a_lossy_state": Kind(lambda of: {"dataset": Packed(of.length, 2 + of.seed % 9)}, **SHARDS),
-    "hugging_face_dealt": Kind(partial(hugging_face_dealt, shuffles=False), **SHARDS, workers=0),
-    "hugging_face_dealt_shuffled": Kind(partial(hugging_face_dealt, shuffles=True), **SHARDS, workers=0),
-    "buffered_without_a_seed": Kind(lambda of: {"dataset": Buffered(of.length + 50)}, refused=True),
-    "web_without_a_seed": Kind(web_without_a_seed, refused=True),
+    "hugging_face_dealt": Kind(hugging_face_dealt, **SHARDS, workers=0),
 }
 """By name; add an entry, and it is fuzzed."""

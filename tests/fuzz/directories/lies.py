@@ -1,4 +1,4 @@
-"""Lies about a directory: in the place of an entry, code in pickles, and such as made earlier versions reach outside."""
+"""Lies about a directory: in the place of an entry, code in pickles, and what made earlier versions reach outside."""
 
 import io
 import json
