@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ STOPPED = "stopped"
 GRACE = 0.5
 """Seconds that it has for it: two ranks often raise the same."""
 PAUSE = 0.02
-NODE = "node"
-"""What the names of folders begin with that stand for the memory of a node."""
 
 
 class Unreached(Exception):
@@ -48,7 +47,6 @@ class Outcome:
     bad: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     made: list[tuple[str, str, int]] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 class Case:
@@ -56,11 +54,10 @@ class Case:
 
     Attributes:
         directory: The checkpoint directory.
-        shm: Where the first agent has its arenas.
+        shm: Where the agent has its arenas.
         durable: The newest step that was promised to be durable; -1 for none.
         memory: The newest one that was promised to be in memory, as long as it is.
         older: The newest durable one before that.
-        fetches: Whether what is loaded comes from another node.
     """
 
     def __init__(self, folder: Path, shm: Path, page: Page, fault: Fault | None, place: str) -> None:
@@ -73,7 +70,7 @@ class Case:
             "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
         )
         self.generations = 0
-        self.faulty = self.fetches = False
+        self.faulty = False
 
     @contextlib.contextmanager
     def fault_here(self) -> Iterator[None]:
@@ -94,15 +91,6 @@ class Case:
     @property
     def may_be_damage(self) -> bool:
         return self.fault is not None and self.fault.error == "EIO" and self.fault.call in DAMAGE
-
-    @property
-    def may_stay_uncopied(self) -> bool:
-        return self.may_be_damage or (self.fault is not None and self.fault.forever)
-
-    @property
-    def may_lack_room(self) -> bool:
-        """Whether what is in the memory of another node has no place here: then an older one is resumed."""
-        return self.fetches and self.fault is not None and (self.fault.place, self.fault.error) == ("memory", "ENOSPC")
 
     def bad(self, text: str) -> None:
         self.outcome.bad.append(text)
@@ -140,7 +128,7 @@ class Case:
         step, passed = min(steps), self.may_be_damage
         if step < (self.older if passed else self.durable):
             self.bad(f"LOST DURABLE step {self.durable}: loaded {step} from {loaded[0]['tier']}")
-        elif step < self.memory and not (passed or self.may_lack_room):
+        elif step < self.memory and not passed:
             self.bad(f"LOST MEMORY step {self.memory}: loaded {step} from {loaded[0]['tier']}")
         self.memory = step
         self.durable = min(self.durable, step)  # what was passed over is of another line
@@ -156,7 +144,6 @@ class Case:
 
     def run(self, procedure: Any) -> Outcome:
         """Carry out a procedure, then a later sound job."""
-        begin = time.monotonic()
         self.directory.mkdir(parents=True)
         self.shm.mkdir(parents=True, exist_ok=True)
         job = Job(self)
@@ -174,7 +161,6 @@ class Case:
             self.page.disarm()
             job.kill()
         log = self.log.read_text(errors="replace") if self.log.exists() else ""
-        self.outcome.seconds = time.monotonic() - begin
         if self.outcome.bad:
             self.outcome.said.append(log[-6000:])
         for path in self._left():  # of a case that came to no end
@@ -186,8 +172,7 @@ class Case:
 
     def _left(self) -> list[Path]:
         """What is in shared memory: in arenas, and blocks that are named after these."""
-        arenas = [path for path in self.shm.rglob("*") if path.parent != self.shm or not path.name.startswith(NODE)]
-        return [*arenas, *BLOCKS.glob(f"*{str(self.shm).strip('/').replace('/', '.')}*")]
+        return [*self.shm.rglob("*"), *BLOCKS.glob(f"*{str(self.shm).strip('/').replace('/', '.')}*")]
 
     def later_job(self) -> None:
         """A sound job resumes what is durable, saves, and ends; nothing is left of it in memory."""
@@ -203,64 +188,30 @@ class Case:
 
 
 class Job:
-    """Agents and workers of a case, until they are killed or have ended.
+    """The agent and the workers of a case, until they are killed or have ended."""
 
-    Attributes:
-        step: The newest step that was saved.
-    """
-
-    def __init__(self, case: Case, nodes: int = 1, keep: int = 2) -> None:
-        self._case, self.nodes, self.keep = case, nodes, keep
-        self.agents: list[Process] = []
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self.agent: Process | None = None
         self.workers: list[Process] = []
-        self._addresses: list[str] = []
+        self._address = ""
         self._restarts = -1
 
-    def shm(self, node: int) -> Path:
-        return self._case.shm / f"{NODE}{node}" if self.nodes > 1 else self._case.shm
-
     def start(self) -> None:
-        """Start the agents."""
-        for node in range(self.nodes):
-            self.start_agent(node)
+        """Start the agent."""
+        self.agent = Process("agent", lambda: agent(self._case.shm), self._case.log)
+        self._address = self.agent.ask("address")["value"]
 
-    def start_agent(self, node: int) -> None:
-        shm = self.shm(node)
-        shm.mkdir(exist_ok=True)
-        role = "agent" if node == 0 else "agent 1"
-        made = Process(role, lambda: agent(shm), self._case.log)
-        self.agents.insert(node, made)
-        self._addresses.insert(node, made.ask("address")["value"])
-
-    def meet(self) -> None:
-        """A round of the agents of several nodes."""
-        ports = [each.ask("serve")["value"] for each in self.agents]
-        peers = [
-            [self._addresses[node], f"memory {node}", f"127.0.0.1:{port}", self._addresses[node], f"host{node}"]
-            for node, port in enumerate(ports)
-        ]
-        for own, each in enumerate(self.agents):
-            self._demand("meet", each.ask("meet", peers, own))
-
-    def start_workers(self) -> None:
+    def load(self) -> bool:
+        """Start workers, which load; False if they could not. Then they are dead."""
         case = self._case
         case.generations, self._restarts = case.generations + 1, self._restarts + 1
         name, port, directory = str(case.generations), case.store.port, str(case.directory)
         for rank in range(WORLD):
-            node = rank * self.nodes // WORLD
-            environment = environment_of(rank, self._addresses[node], self._restarts, self.shm(node), nodes=self.nodes)
-            self.workers.append(
-                Process(
-                    f"rank {rank}",
-                    lambda environment=environment: worker(environment, port, name, directory, self.keep),
-                    case.log,
-                )
-            )
-
-    def load(self) -> bool:
-        """Start workers, which load; False if they could not. Then they are dead."""
-        self.start_workers()
-        is_loaded = self._case.judge_load(self._ask_all("load"))
+            environment = environment_of(rank, self._address, self._restarts, case.shm)
+            make = partial(worker, environment, port, name, directory)
+            self.workers.append(Process(f"rank {rank}", make, case.log))
+        is_loaded = case.judge_load(self._ask_all("load"))
         if not is_loaded:
             self.workers_die()
         return is_loaded
@@ -318,14 +269,15 @@ class Job:
     def workers_die(self) -> None:
         """Kill the workers; the agent pins and flushes what they have saved."""
         self._kill_workers()
-        for each in self.agents:
-            self._demand("breakpoint", each.ask("breakpoint"))
+        if self.agent:
+            self._demand("breakpoint", self.agent.ask("breakpoint"))
 
     def flushed(self) -> None:
         """Wait until what is in memory is durable, or has failed to be, if that can be no other way."""
+        assert self.agent
         end = time.monotonic() + DURABLE
         while time.monotonic() < end:
-            seen = self.agents[0].ask("seen")["value"]
+            seen = self.agent.ask("seen")["value"]
             self._case.promise_durable(seen["durable"])
             lasts = self._case.fault is not None and self._case.fault.forever
             if (seen["durable"] or -1) >= (seen["memory"] or 0) or (lasts and seen["failure"]):
@@ -333,25 +285,13 @@ class Job:
             time.sleep(PAUSE)
         self._case.bad(f"NOT FLUSHED: {seen}")
 
-    def until_common(self, step: int) -> None:
-        """Wait until all nodes hold a save."""
-        end = time.monotonic() + DURABLE
-        while any((each.ask("seen")["value"].get("common") or -1) < step for each in self.agents):
-            if self._case.may_stay_uncopied and time.monotonic() > end - DURABLE / 2:
-                self._case.memory = self._case.durable  # what a node has alone is lost with it
-                return
-            if time.monotonic() > end:
-                self._case.bad(f"NOT COPIED: {[each.ask('seen') for each in self.agents]}")
-                return
-            time.sleep(PAUSE)
-
     def end(self) -> None:
-        """The good end: ranks close, then the agents."""
+        """The good end: ranks close, then the agent."""
         for answer in self._ask_all("close") if self.workers else ():
             self._demand("close", answer)
         self._kill_workers()
-        answers = [(each.tell("close"), each)[1].answer() for each in self.agents]
-        for answer in answers:
+        if self.agent:
+            answer = self.agent.ask("close")
             self._demand("close of the agent", answer)
             if "value" in answer:
                 self._case.promise_durable(answer["value"].get("durable"))
@@ -383,16 +323,9 @@ class Job:
             each.kill()
         self.workers.clear()
 
-    def kill_node(self, node: int) -> None:
-        """Lose a node: its agent, and its memory. The workers of all are dead."""
-        self.agents.pop(node).kill()
-        self._addresses.pop(node)
-        shutil.rmtree(self.shm(node))
-
     def kill(self) -> None:
-        """Kill workers and agents, where they are."""
+        """Kill workers and agent, where they are."""
         self._kill_workers()
-        for each in self.agents:
-            each.kill()
-        self.agents.clear()
-        self._addresses.clear()
+        if self.agent:
+            self.agent.kill()
+            self.agent = None

@@ -1,4 +1,4 @@
-"""The processes of a job, agents and two workers, which do what they are told, one thing after the other."""
+"""The processes of a job, an agent and two workers, which do what they are told, one thing after the other."""
 
 import contextlib
 import faulthandler
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from fastckpt._core.config import AGENT_VARIABLE, Settings
-from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.server import Saver
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import FastckptError
@@ -128,7 +127,7 @@ def is_right(checkpointer: DdpCheckpointer, loaded: dict[str, Any], rank: int) -
     return same and torch.equal(own["order"], expected["order"]) and own["rank"] == rank
 
 
-def worker(environment: Mapping[str, str], port: int, generation: str, directory: str, keep: int) -> dict[str, Any]:
+def worker(environment: Mapping[str, str], port: int, generation: str, directory: str) -> dict[str, Any]:
     """What a rank can be told to do."""
     os.environ.update(environment)
     rank = int(environment["RANK"])
@@ -137,7 +136,7 @@ def worker(environment: Mapping[str, str], port: int, generation: str, directory
     def load() -> dict[str, Any]:
         store = dist.PrefixStore(generation, dist.TCPStore("127.0.0.1", port, is_master=False))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
-        made.append(DdpCheckpointer(directory, KeepLatestStepStrategy(keep, directory)))
+        made.append(DdpCheckpointer(directory, KeepLatestStepStrategy(2, directory)))
         loaded = made[0].load_checkpoint()
         return {"step": made[0].loaded_step, "tier": made[0].loaded_from, "right": is_right(made[0], loaded, rank)}
 
@@ -160,16 +159,11 @@ def agent(shm: Path) -> dict[str, Any]:
     saver = Saver(Settings(shm_dir=str(shm), flush_timeout=DURABLE))
     saver.start()
 
-    def meet(peers: list[list[str]], own: int) -> None:
-        saver.slot = 0
-        saver.meet(PeerRound([Peer(*peer) for peer in peers], own, b"secret"))
-
     def seen() -> dict[str, Any]:
         found: dict[str, Any] = {}
         for coordinator in saver._coordinators.values():
             stats = coordinator.stats()
-            common = min(coordinator.peers.common, default=None)  # as at a flush: what all nodes hold
-            ids = {"durable": stats.durable, "memory": stats.memory, "common": common}
+            ids = {"durable": stats.durable, "memory": stats.memory}
             found = {name: id and id.step for name, id in ids.items()} | {"failure": stats.last_failure}
         return found
 
@@ -179,24 +173,21 @@ def agent(shm: Path) -> dict[str, Any]:
 
     return {
         "address": lambda: saver.address,
-        "serve": saver.serve_peers,
-        "meet": meet,
         "breakpoint": saver.breakpoint,
         "seen": seen,
         "close": close,
     }
 
 
-def environment_of(rank: int, address: str, restart: int, shm: Path, *, nodes: int) -> dict[str, str]:
+def environment_of(rank: int, address: str, restart: int, shm: Path) -> dict[str, str]:
     """The variables of a worker, as a launcher sets them."""
-    here = WORLD // nodes
     values = {
         "RANK": rank,
-        "LOCAL_RANK": rank % here,
+        "LOCAL_RANK": rank,
         "WORLD_SIZE": WORLD,
-        "LOCAL_WORLD_SIZE": here,
-        "GROUP_RANK": rank // here,
-        "GROUP_WORLD_SIZE": nodes,
+        "LOCAL_WORLD_SIZE": WORLD,
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
         "TORCHELASTIC_RESTART_COUNT": restart,
         AGENT_VARIABLE: address,
         "FASTCKPT_SHM_DIR": shm,

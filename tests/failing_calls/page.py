@@ -17,8 +17,8 @@ VARIABLE = "FAILING_CALLS_PAGE"
 CALLS = ("open", "list", "stat", "read", "write", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "fallocate",
          "truncate", "mmap", "close", "flock", "copy")  # fmt: skip
 """The kinds of calls; at-variants, and those of other names for the same, are of the kind of the plain one."""
-ROLES = ("agent", "rank 0", "rank 1", "agent 1")
-"""The processes of a job; the last one is the agent of a second node, whose worker is rank 1."""
+ROLES = ("agent", "rank 0", "rank 1")
+"""The processes of a job."""
 PLACES = ("storage", "memory")
 """Folders of a case, the checkpoint directory and shared memory: a fault concerns one of them."""
 _PATH, _FOREVER, _SHORT = 512, 1, 2

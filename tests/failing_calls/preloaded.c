@@ -18,7 +18,7 @@
 /* As CALLS, ROLES and Page in page.py. */
 enum { OPEN, LIST, STAT, READ, WRITE, FSYNC, RENAME, LINK, UNLINK, MKDIR, RMDIR, FALLOCATE, TRUNCATE, MMAP, CLOSE, FLOCK,
        COPY, CALLS };
-enum { ROLES = 4, PATH = 512, FOREVER = 1, SHORT = 2 };
+enum { ROLES = 3, PATH = 512, FOREVER = 1, SHORT = 2 };
 
 struct page {
   int armed, call, role, error, mode, unused;

@@ -34,11 +34,11 @@ class Server:
             env=environment(folder),
         )
 
-    def run(self, procedure: str, place: str, fault: Fault | None = None, *, shm: Path) -> dict[str, Any]:
+    def run(self, procedure: str, place: str, fault: Fault | None = None) -> dict[str, Any]:
         """Run a case: what came of it, as the fields of `Outcome`."""
         assert self._process.stdin is not None and self._process.stdout is not None
         request = {"procedure": procedure, "place": place, "fault": fault and asdict(fault)}
-        request |= {"folder": str(self._folder / "case"), "shm": str(shm)}
+        request |= {"folder": str(self._folder / "case"), "shm": f"{os.environ['FASTCKPT_SHM_DIR']}/case"}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return dict(json.loads(self._process.stdout.readline()))

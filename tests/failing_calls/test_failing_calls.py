@@ -4,9 +4,8 @@ What was promised to be durable, or in memory, is what resumes, bit for bit; no 
 later one does; nothing is left in memory; and errors name what failed. Cases are told in `procedures`.
 """
 
-import os
+import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,9 +28,6 @@ TELLING = [
     # No answer says nothing of a checkpoint; damage does.
     ("resume from storage", "ESTALE at read 3 by rank 1 in storage", "checkpoint-2/rank_1.pt"),
     ("resume from storage", "EIO at read by rank 1 in storage", "checkpoint-2/model.pt"),
-    # Memory of another node.
-    ("copy to a peer", "ENOSPC at write by agent 1 in memory", "kept"),
-    ("resume from a peer", "EMFILE at open by agent in memory", "rank_1.pt"),
 ]
 """Procedure, what fails there, the first such call or the one of a number, and what the path of it has in it."""
 
@@ -45,22 +41,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.close()
 
 
-def fault_of(text: str, name: str) -> Fault:
-    error, rest = text.split(" at ")
-    call, rest = rest.split(" by ")
-    call, _, number = call.partition(" ")
-    role, place = rest.split(" in ")
-    return Fault(role, place, call, int(number or 1), error, name=name)
-
-
-def shm() -> Path:
-    return Path(os.environ["FASTCKPT_SHM_DIR"], "case")
-
-
 @pytest.mark.parametrize(("procedure", "what", "name"), TELLING)
 def test_a_call_that_fails_once_breaks_no_promise(server: Server, procedure: str, what: str, name: str) -> None:
-    fault = fault_of(what, name)
-    outcome = server.run(procedure, fault.place, fault, shm=shm())
+    error, call, number, role, place = re.fullmatch(r"(\w+) at (\w+) ?(\d*) by (.*) in (\w+)", what).groups()
+    fault = Fault(role, place, call, int(number or 1), error, name=name)
+    outcome = server.run(procedure, fault.place, fault)
     assert outcome["where"], "it was not reached"
     assert not outcome["bad"], outcome
 
@@ -70,11 +55,11 @@ def test_a_call_that_fails_once_breaks_no_promise(server: Server, procedure: str
 @pytest.mark.parametrize("procedure", PROCEDURES)
 def test_each_call_fails_once_in_each_way(server: Server, procedure: str, place: str) -> None:
     """Those of a run in which nothing fails: each that is reached again, with each error that it may have."""
-    sound = server.run(procedure, place, shm=shm())
+    sound = server.run(procedure, place)
     assert not sound["bad"], sound
     reached, broken, faults = 0, [], sweep(place, sound["made"])
     for fault in faults:
-        outcome = server.run(procedure, place, fault, shm=shm())
+        outcome = server.run(procedure, place, fault)
         reached += bool(outcome["where"])
         if outcome["bad"]:
             broken.append(f"{fault}, {outcome['where']}: {outcome['bad']}")

@@ -3,7 +3,7 @@
 It speaks the kernel's protocol on /dev/fuse by itself, so it needs root and no library. ``ORDERS`` is a file of JSON,
 which is read again whenever it has changed:
 
-    {"fail": {"FSYNC": "EIO"}}      answers of operations, by their names in `Operation`
+    {"fail": {"FSYNC": "EIO"}}      answers of operations, by their names in `OPERATIONS`
     {"no_direct": true}             open refuses O_DIRECT
     {"keeps_direct": true}          what was opened with O_DIRECT takes nothing else, as with mergerfs
     {"torn_rename": true}           a directory is renamed file by file, and the server dies after the first
@@ -24,48 +24,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-
-class Operation(IntEnum):
-    """Requests of the kernel; what is not among them is answered with ENOSYS."""
-
-    LOOKUP = 1
-    FORGET = 2
-    GETATTR = 3
-    SETATTR = 4
-    READLINK = 5
-    SYMLINK = 6
-    MKNOD = 8
-    MKDIR = 9
-    UNLINK = 10
-    RMDIR = 11
-    RENAME = 12
-    LINK = 13
-    OPEN = 14
-    READ = 15
-    WRITE = 16
-    STATFS = 17
-    RELEASE = 18
-    FSYNC = 20
-    FLUSH = 25
-    INIT = 26
-    OPENDIR = 27
-    READDIR = 28
-    RELEASEDIR = 29
-    FSYNCDIR = 30
-    SETLK = 32
-    SETLKW = 33
-    CREATE = 35
-    INTERRUPT = 36
-    DESTROY = 38
-    BATCH_FORGET = 42
-    RENAME2 = 45
-
-
-WITHOUT_ANSWER = (Operation.FORGET, Operation.BATCH_FORGET, Operation.INTERRUPT)
+OPERATIONS = {
+    1: "LOOKUP", 2: "FORGET", 3: "GETATTR", 4: "SETATTR", 5: "READLINK", 6: "SYMLINK", 8: "MKNOD", 9: "MKDIR",
+    10: "UNLINK", 11: "RMDIR", 12: "RENAME", 13: "LINK", 14: "OPEN", 15: "READ", 16: "WRITE", 17: "STATFS",
+    18: "RELEASE", 20: "FSYNC", 25: "FLUSH", 26: "INIT", 27: "OPENDIR", 28: "READDIR", 29: "RELEASEDIR",
+    30: "FSYNCDIR", 32: "SETLK", 33: "SETLKW", 35: "CREATE", 36: "INTERRUPT", 38: "DESTROY", 42: "BATCH_FORGET",
+    45: "RENAME2",
+}  # fmt: skip
+"""Requests of the kernel; what is not among them is answered with ENOSYS."""
+WITHOUT_ANSWER = ("FORGET", "BATCH_FORGET", "INTERRUPT")
 MOST_WRITTEN = 1 << 17
 BIG_WRITES, DONT_MASK, FLOCK_LOCKS = 1 << 5, 1 << 6, 1 << 10
 MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256
@@ -104,16 +74,15 @@ class Server:
                 answer, number = self._answer(code, node, data[40:]), 0
             except OSError as error:
                 answer, number = b"", error.errno or errno.EIO
-            if code not in WITHOUT_ANSWER:
+            if OPERATIONS.get(code) not in WITHOUT_ANSWER:
                 with suppress(OSError):  # who asked was killed
                     os.write(self._device, struct.pack("<IiQ", 16 + len(answer), -number, unique) + answer)
 
     def _answer(self, code: int, node: int, data: bytes) -> bytes:
         self._read_orders()
-        try:
-            name = Operation(code).name
-        except ValueError:
-            raise OSError(errno.ENOSYS, "unknown") from None
+        name = OPERATIONS.get(code)
+        if name is None:
+            raise OSError(errno.ENOSYS, "unknown")
         failures = self._orders.get("fail", {})
         if name in failures:
             raise OSError(getattr(errno, failures[name]), name)

@@ -222,29 +222,14 @@ FILE_SYSTEMS: dict[str, Mount] = {
     "FUSE without hard links": with_orders('{"fail": {"LINK": "EPERM"}}'),
     "FUSE without fsync": with_orders('{"fail": {"FSYNC": "ENOSYS", "FSYNCDIR": "ENOSYS"}}'),
     "FUSE that keeps O_DIRECT": with_orders('{"keeps_direct": true}'),
-    "FUSE without rename of directories": with_orders('{"rename_directory": "EXDEV"}'),
     "bindfs": fuse_program("bindfs", "-f", "{backing}", "{}"),
     "mergerfs": fuse_program("mergerfs", "-f", "{backing}:{lower}", "{}"),
     "fuse-overlayfs": fuse_program(
         "fuse-overlayfs", "-f", "-o", "lowerdir={lower},upperdir={upper},workdir={work}", "{}"
     ),
     "sshfs": sshfs,
-    "rclone, write cache": fuse_program(
-        "rclone",
-        "mount",
-        "--vfs-cache-mode",
-        "writes",
-        "--cache-dir",
-        "{work}",
-        "--config",
-        "{work}/none",
-        "{backing}",
-        "{}",
-    ),
     "ntfs-3g": on_fuse_block,
 }
-REFUSED = ("FUSE without rename of directories", "rclone, write cache")
-"""Those on which no checkpoint directory can be."""
 
 
 def mounted(stack: contextlib.ExitStack, folder: Path, mount: Mount) -> Mounted:

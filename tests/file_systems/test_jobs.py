@@ -10,7 +10,7 @@ import pytest
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.file_systems import operations
 from tests.file_systems.kills import survive
-from tests.file_systems.mounts import FILE_SYSTEMS, REFUSED, mounted, own_fuse, unmount, version_of
+from tests.file_systems.mounts import FILE_SYSTEMS, mounted, own_fuse, unmount, version_of
 from tests.file_systems.table import record
 from tests.support.live_folders import remove_live
 
@@ -68,12 +68,13 @@ def test_a_job_goes_on_while_its_file_system_fails_stops_and_dies(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
+@pytest.mark.parametrize("name", FILE_SYSTEMS)
 def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_storage(
     name: str, mounting: ExitStack, tmp_path: Path, new_job, uninterrupted
 ) -> None:
     """A rank, the agent, all with their memory; the results are recorded for docs/clusters/file_systems.md."""
     path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
+    record(name, version=version_of(name), **operations.all_on(path / "operations"))
     kills = survive(path / "killed", int(os.environ.get("STRIDE", "1")))
     job = new_job(checkpoint_dir=path / "checkpoints")
     job.start("--wait-at", "16", "36", restarts=2)
@@ -98,9 +99,3 @@ def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_st
     for rank in (0, 1):
         assert job.losses(rank) == uninterrupted().losses(rank)
     record(name, **{"kills in a publication": kills, "jobs killed": len(resumes)})
-
-
-@pytest.mark.parametrize("name", [name for name in FILE_SYSTEMS if name not in REFUSED])
-def test_operations_of_each_file_system_are_recorded(name: str, mounting: ExitStack, tmp_path: Path) -> None:
-    path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
-    record(name, version=version_of(name), **operations.all_on(path / "operations"))
