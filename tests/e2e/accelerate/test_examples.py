@@ -1,4 +1,4 @@
-"""Examples for accelerate and Lightning: a second launch resumes where the first has ended."""
+"""Examples for accelerate and Lightning: a second launch resumes where the first has ended, a third trains nothing."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def run(framework: str, folder: Path, steps: int) -> list[str]:
-    """Launch it; the lines of its steps."""
+    """Launch it; the lines of its steps, or the one that says that none is left."""
     command = [str(Path(sys.executable).with_name("fastckpt-run")), "--standalone", "--nproc_per_node=2"]
     script = [EXAMPLES / framework / "train.py", "--checkpoint-dir", folder / "checkpoints", "--steps", steps]
     environment = os.environ | {"TMPDIR": str(folder), "FASTCKPT_PRELOAD": "auto"}
@@ -22,7 +22,7 @@ def run(framework: str, folder: Path, steps: int) -> list[str]:
         [*command, *map(str, script)], capture_output=True, text=True, timeout=240, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("step ")]
+    return [line for line in done.stdout.splitlines() if line.startswith(("step ", "all "))]
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning"])
@@ -31,3 +31,4 @@ def test_an_example_launched_again_resumes_within_an_epoch(framework, tmp_path):
     assert len(EXAMPLES.joinpath(framework, "train.py").read_text().splitlines()) <= 60
     parts = run(framework, tmp_path / "parts", 14) + run(framework, tmp_path / "parts", 40)
     assert len(parts) == 4 and parts == run(framework, tmp_path / "whole", 40)
+    assert run(framework, tmp_path / "parts", 40) == ["all 40 steps were done before: nothing is trained"]

@@ -11,7 +11,6 @@ import pytest
 import torch.distributed as dist
 
 from tests.faults.conftest import new_job  # noqa: F401 (a fixture)
-from tests.faults.jobs import TORCHRUN, Job
 
 PROGRAM = str(Path(__file__).with_name("train.py"))
 OPTIONS = {
@@ -20,10 +19,6 @@ OPTIONS = {
     "DS_ACCELERATOR": "cpu",
     "MALLOC_PERTURB_": "90",  # the same in each run: DeepSpeed pads partitions with what is in memory
 }
-
-
-KINDS = [(stage, dtype) for stage in range(4) for dtype in ("fp32", "bf16")] + [(1, "bf16-fp32")]
-"""Stages of ZeRO, and types of weights; with gradients in fp32 bf16 has an optimizer of its own."""
 
 
 @pytest.fixture
@@ -51,11 +46,6 @@ def process_group() -> Iterator[None]:
         groups._WORLD_GROUP = deepspeed.comm.comm.cdb = None
         dist.destroy_process_group()
         gc.collect()
-
-
-def stock(job: Job, *script: str) -> Job:
-    """Launch the training with torchrun, and let DeepSpeed alone save and load, where fastckpt is not imported."""
-    return job.run("--stock", *script, launcher=TORCHRUN, **OPTIONS)
 
 
 def tool(*command: object, **environment: str) -> str:

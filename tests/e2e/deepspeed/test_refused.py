@@ -3,8 +3,6 @@
 import enum
 import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -41,18 +39,6 @@ def test_tags_and_files_that_name_nothing_in_the_directory_are_refused(directory
                 one.load_checkpoint(directory)
 
 
-def test_tags_with_unusual_characters_are_accepted(directory):
-    engine = engine_of(small(), config(0))
-    with DeepSpeedCheckpointer(engine, directory) as one:
-        for tag in (200 * "x", "ä: b%20\\c", "-rf", 7):
-            train(engine)
-            assert one.save_checkpoint(directory, tag)
-            assert one.wait_latest_checkpoint(20) == engine.global_steps
-            again = engine_of(small(), config(0))
-            assert again.load_checkpoint(directory)[0] == f"{directory}/{tag}/mp_rank_00_model_states.pt"
-            assert again.global_steps == engine.global_steps
-
-
 def test_a_storage_type_of_another_library_is_accepted_and_a_text_refused(directory):
     other = enum.Enum("StorageType", {"MEMORY": 0, "DISK": 1})
     engine = engine_of(small(), config(1))
@@ -73,7 +59,7 @@ def micro_batch(engine: Any) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("stage", [2, *(pytest.param(stage, marks=pytest.mark.campaign) for stage in (0, 3))])
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.campaign)])
 def test_a_save_amid_gradient_accumulation_warns_and_a_load_is_refused(directory, stage, caplog):
     """A save has none of them, and says so; a load does not add what is loaded to them."""
     engine = engine_of(small(), config(stage, gradient_accumulation_steps=2))
@@ -132,28 +118,3 @@ def test_a_checkpoint_of_stage_1_loads_into_stage_2(directory):
         one._engine = engine_of(small(), config(2))
         one.load_checkpoint(directory)
         assert one.loaded_step == 1
-
-
-@pytest.mark.campaign
-def test_the_printed_remedy_works_in_a_directory_with_a_blank(directory):
-    directory = directory / "with a blank"
-    engine = engine_of(small(), config(2, **BF16))
-    with DeepSpeedCheckpointer(engine, directory) as one:
-        train(engine, 3)
-        one.save_checkpoint(directory)
-        one.wait_latest_checkpoint()
-        one._engine = engine_of(small(), config(1))
-        with pytest.raises(ConfigError) as refused:
-            one.load_checkpoint(directory)
-        torch.manual_seed(9)
-        expected = train(engine, 2)
-    command = re.search("`python (.*?)`", str(refused.value))
-    assert command is not None
-    done = subprocess.run(f"{sys.executable} {command[1]}", shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    engine = engine_of(small(), config(1, checkpoint={"load_universal": True}))
-    with DeepSpeedCheckpointer(engine, directory) as one:
-        one.load_checkpoint(directory)
-        assert engine.global_steps == 3
-        torch.manual_seed(9)
-        assert train(engine, 2) == pytest.approx(expected, rel=0.1)

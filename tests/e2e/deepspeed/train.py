@@ -3,7 +3,6 @@
 import argparse
 import gc
 import os
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -19,14 +18,11 @@ from deepspeed.utils import logger, safe_get_full_fp32_param, safe_get_full_opti
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+from fastckpt._core.snapshot import mutation_check
+from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType
 from tests.e2e.deepspeed import gloo  # noqa: F401 (for what it does)
 from tests.faults.diary import Log, digest, parser_of_all
-
-STOCK = "--stock" in sys.argv
-if not STOCK:
-    from fastckpt._core.snapshot import mutation_check
-    from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType
-    from tests.faults.faults import inject_requested_faults
+from tests.faults.faults import inject_requested_faults
 
 BUCKET = 10_000
 """Numbers: more than the model has. DeepSpeed would fill buffers of a GB at each start, for MALLOC_PERTURB_."""
@@ -41,10 +37,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="fp32", help="fp32, bf16, or bf16-fp32: with gradients in fp32")
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--universal", action="store_true", help="load what ds_to_universal made")
-    parser.add_argument("--load-dir", default="")
-    parser.add_argument("--tag", default=None)
-    parser.add_argument("--stock", action="store_true", help="save and load without fastckpt")
-    parser.add_argument("--die", action="store_true", help="with the agent, after the last step")
     return parser.parse_args()
 
 
@@ -109,14 +101,6 @@ def state(engine: Any, table: torch.Tensor) -> list[Any]:
     return [weights(engine), engine.lr_scheduler.state_dict(), table]
 
 
-def make_checkpointer(args: argparse.Namespace, engine: Any) -> Any:
-    rank = dist.get_rank()
-    inject_requested_faults(rank, args.out)
-    if args.overlap:
-        mutation_check.WORTH = 1  # the largest storage has some 100 bytes
-    return DeepSpeedCheckpointer(engine, args.checkpoint_dir, overlap=args.overlap)
-
-
 def train(args: argparse.Namespace) -> None:
     deepspeed.init_distributed("gloo", verbose=False)
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -128,15 +112,17 @@ def train(args: argparse.Namespace) -> None:
         config=config(args.stage, args.dtype, args.universal),
     )
     torch.manual_seed(11 + rank)
-    checkpointer = engine if STOCK else make_checkpointer(args, engine)
-    _, client = checkpointer.load_checkpoint(args.load_dir or args.checkpoint_dir, args.tag)
+    inject_requested_faults(rank, args.out)
+    if args.overlap:
+        mutation_check.WORTH = 1  # the largest storage has some 100 bytes
+    checkpointer = DeepSpeedCheckpointer(engine, args.checkpoint_dir, overlap=args.overlap)
+    _, client = checkpointer.load_checkpoint(args.checkpoint_dir)
     client = client or {"step": 0, "table": torch.zeros(100)}
     step, table = client["step"], client["table"]
     assert step == engine.global_steps
     start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
-    tier = "stock" if STOCK else checkpointer.loaded_from
     found = digest(state(engine, table)) if step else ""
-    log(loaded=step, tier=tier, pid=os.getpid(), start=start, world=world, state=found)
+    log(loaded=step, tier=checkpointer.loaded_from, pid=os.getpid(), start=start, world=world, state=found)
     pending = 0
     while step < args.steps:
         step += 1
@@ -150,9 +136,6 @@ def train(args: argparse.Namespace) -> None:
             pending = 0
         if step % args.memory == 0 or step % args.disk == 0:
             client = {"step": step, "table": table}
-            if STOCK:
-                engine.save_checkpoint(args.checkpoint_dir, client_state=client)
-                continue
             place = StorageType.MEMORY if step % args.disk else StorageType.DISK
             result = checkpointer.save_checkpoint(args.checkpoint_dir, client_state=client, storage_type=place)
             if result.pending:
@@ -161,19 +144,12 @@ def train(args: argparse.Namespace) -> None:
             else:
                 log(**({"saved": step} if result.saved else {"skipped": step, "reason": result.reason}))
     dist.barrier()
-    if args.die:
-        if rank == 0:
-            os.kill(os.getppid(), signal.SIGKILL)
-        signal.pause()
     end = [state(engine, table), dict(engine.module.named_buffers()), torch.get_rng_state()]
     (args.out / f"end.{rank}").write_text(digest(end))
     log(end=step, state=digest(end[0]))
     if rank == 0:
         torch.save(end[0][0], args.out / "weights")
-    if STOCK:
-        assert not any(name.startswith("fastckpt") for name in sys.modules)
-    else:
-        checkpointer.close()
+    checkpointer.close()
     engine.destroy()
 
 

@@ -1,9 +1,9 @@
-"""Batches of the example: the same text on every start, every block once, and no block lost by a resume."""
+"""Batches of the example: every block once, and no block lost by a resume."""
 
 import pytest
 import torch
 
-from examples.gpt2.data import ShuffledBatches, read_text, split, validation_batch, windows
+from examples.gpt2.data import ShuffledBatches
 
 BLOCK = 8
 TOKENS = torch.arange(37 * BLOCK + 1)  # 37 blocks, each known by its first token
@@ -15,31 +15,6 @@ def blocks_of(batch) -> list[int]:
 
 def ranks(world_size: int, batch_size: int = 3) -> list[ShuffledBatches]:
     return [ShuffledBatches(TOKENS, BLOCK, batch_size, rank, world_size, seed=7) for rank in range(world_size)]
-
-
-def test_text_is_that_of_the_standard_library_or_of_all_files_of_a_directory(tmp_path):
-    text = read_text()
-    assert len(text) > 2_000_000 and b"def " in text and text == read_text()
-    (tmp_path / "deeper").mkdir()
-    (tmp_path / "one.txt").write_bytes(b"one")
-    (tmp_path / "deeper" / "two.txt").write_bytes(b"two")
-    assert sorted(read_text(str(tmp_path)).split(b"\n")) == [b"one", b"two"]
-
-
-def test_the_last_twentieth_of_the_text_is_held_out_for_validation():
-    training, validation = split(bytes(range(200)) * 2, block_size=8)
-    assert training.tolist() + validation.tolist() == list(range(200)) * 2
-    assert len(validation) == 20
-    assert split(bytes(180), block_size=8)
-    with pytest.raises(ValueError, match=r"bytes of text are too few; a block of 8 needs 180"):
-        split(b"too short", block_size=8)
-
-
-def test_targets_are_shifted_by_one_token():
-    inputs, targets = windows(TOKENS, torch.tensor([0, 5]), BLOCK)
-    assert inputs.shape == targets.shape == (2, BLOCK)
-    assert inputs[1].tolist() == list(range(5, 5 + BLOCK))
-    assert torch.equal(targets, inputs + 1)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -83,17 +58,3 @@ def test_peeking_at_a_batch_consumes_nothing_nor_does_it_draw_from_the_generator
         assert batches.state_dict() == state
         assert torch.equal(peeked[0], batches.take()[0])
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_step_larger_than_the_text_is_refused():
-    with pytest.raises(ValueError, match="the text has 37 blocks; one step takes 40"):
-        ShuffledBatches(TOKENS, BLOCK, batch_size=20, world_size=2)
-
-
-def test_ranks_share_the_validation_blocks():
-    parts = [validation_batch(TOKENS, BLOCK, 4, rank, 3)[0][:, 0].tolist() for rank in range(3)]
-    together = sorted(start for part in parts for start in part)
-    assert together == sorted(validation_batch(TOKENS, BLOCK, 12, 0, 1)[0][:, 0].tolist())
-    assert len(set(together)) == 12
-    assert together[0] == 0
-    assert together[-1] == len(TOKENS) - BLOCK - 1

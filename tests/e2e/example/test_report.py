@@ -3,8 +3,7 @@
 import pytest
 
 from examples.gpt2.demo import step_to_kill
-from examples.gpt2.picture import draw
-from examples.gpt2.report import Comparison, Failure, IncompleteRecordError, describe
+from examples.gpt2.report import Comparison, Failure, IncompleteRecordError
 from examples.gpt2.run import DemoError
 
 RECORDED = [
@@ -90,22 +89,6 @@ def test_the_demo_report_names_any_difference_of_losses(records, step):
     assert losses.first_unequal == step
     assert losses.equal == losses.steps - 1
     assert str(losses).startswith("DIFFER")
-
-
-def test_the_demo_report_is_readable_text():
-    text = describe(Failure.from_events(RECORDED), Comparison.of(REFERENCE, RESUMED), weights_equal=True)
-    assert "    0.000  worker 1 (pid 12) is killed by SIGKILL" in text
-    assert "steps repeated  4, 5" in text
-    assert "8 of 8 steps bit for bit" in text
-    assert "final weights   equal bit for bit" in text
-
-
-@pytest.mark.parametrize("repeated", [0, 2])
-def test_the_demo_report_draws_its_chart(tmp_path, repeated):
-    events = [{**e, "step": 3 + 2 - repeated} if e["event"] == "resumed" else e for e in RECORDED]
-    records = [*REFERENCE[:5], *REFERENCE[5 - repeated :]]
-    draw(tmp_path / "loss.png", Failure.from_events(events), REFERENCE, records)
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("steps", "memory", "storage"), [(200, 5, 50), (40, 3, 20)])

@@ -1,4 +1,4 @@
-"""The example trained for real: its schedule, and runs that fail and end like one that did not."""
+"""The example trained for real: runs that fail end like one that did not."""
 
 import json
 import os
@@ -31,15 +31,6 @@ def text(tmp_path) -> Path:
     return folder
 
 
-def test_the_learning_rate_rises_then_falls_to_a_tenth():
-    rates = [options.learning_rate(step, steps=100, warmup=10, peak=1.0) for step in range(1, 101)]
-    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[54] == pytest.approx(0.55)
-    assert rates[-1] == pytest.approx(0.1)
-    assert options.learning_rate(1, steps=1, warmup=0, peak=1.0) == pytest.approx(0.1)
-
-
 def test_the_example_prefers_storage_to_memory_and_persists_its_last_step():
     args = options.parser(None, "").parse_args(["--save_memory_interval", "2", "--save_storage_interval", "6"])
     saved = {step: options.where_to_save(step, 13, args) for step in range(1, 14)}
@@ -47,13 +38,13 @@ def test_the_example_prefers_storage_to_memory_and_persists_its_last_step():
     assert [step for step, place in saved.items() if place is StorageType.MEMORY] == [2, 4, 8, 10]
 
 
-def start(folder: Path, text: Path, steps: int) -> subprocess.Popen[bytes]:
+def start(folder: Path, text: Path, *more: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     command = [*launcher_for(folder), "--standalone", "--nproc_per_node=1"]
     command += ["--log-dir", str(folder / "logs"), str(TRAIN)]
     named = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
-    named |= {"data_dir": text, "max_steps": steps, "save_storage_interval": 15}
-    command += [*SMALL.split(), *(str(part) for name, value in named.items() for part in (f"--{name}", value))]
+    named |= {"data_dir": text, "max_steps": 50, "save_storage_interval": 15}
+    command += [*SMALL.split(), *(str(part) for name, value in named.items() for part in (f"--{name}", value)), *more]
     with (folder / "output").open("ab") as output:
         return launchers.start(command, os.environ | {"FASTCKPT_PRELOAD": "auto"}, output.fileno())
 
@@ -64,10 +55,13 @@ def steps_done(folder: Path) -> int:
 
 
 def test_an_example_stopped_and_launched_again_ends_with_the_same_weights(tmp_path, text, forked_launchers):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert start(whole, text, steps=50).wait(DEADLINE) == 0
+    """Its activations offloaded, unlike those of the one that goes on; launched once more, it trains nothing."""
+    whole, stopped, scratch = tmp_path / "whole", tmp_path / "stopped", tmp_path / "scratch"
+    scratch.mkdir()
+    assert start(whole, text).wait(DEADLINE) == 0
 
-    job = start(stopped, text, steps=50)
+    offload = ("--offload", str(scratch), "--offload_budget", "1MiB")
+    job = start(stopped, text, *offload)
     deadline = time.monotonic() + DEADLINE
     while steps_done(stopped) < 20 and job.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -75,12 +69,26 @@ def test_an_example_stopped_and_launched_again_ends_with_the_same_weights(tmp_pa
     assert job.wait(DEADLINE) != 0
     before = steps_done(stopped)
     assert 20 <= before < 50
-    assert start(stopped, text, steps=50).wait(DEADLINE) == 0
+    assert start(stopped, text, *offload).wait(DEADLINE) == 0
 
     records = read_lines(stopped / "losses")
     assert str(Comparison.of(read_lines(whole / "losses"), records)).endswith("50 of 50 steps bit for bit")
     assert weights_equal(whole / "weights", stopped / "weights")
     assert len(records) <= 50 + 1, "what memory held was flushed, so no more than the step under way is repeated"
+    said = (stopped / "output").read_text()
+    assert f"activations offloaded to {scratch}" in said and "a step: planned" in said
+    assert os.listdir(scratch) == [] and "nothing is trained" not in said
+
+    kept = files(stopped)
+    assert start(stopped, text).wait(DEADLINE) == 0
+    assert "all 50 steps were done before: nothing is trained" in (stopped / "output").read_text()
+    assert steps_done(stopped) == len(records) and kept and files(stopped) == kept
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    """All that is in checkpoints."""
+    found = (folder / "checkpoints").glob("[!.]*/**/*")
+    return {path: path.read_bytes() for path in found if path.is_file()}
 
 
 @pytest.mark.parametrize(
