@@ -22,7 +22,6 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 from torch.utils.data import Dataset
 from transformers import (
-    EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
     Trainer,
@@ -45,7 +44,6 @@ def parse_arguments(*given: str) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--eval", type=int, default=0)
     parser.add_argument("--best", type=int, default=0, help="the step that is evaluated as the best; 0: it is measured")
-    parser.add_argument("--patience", type=int, default=0, help="evaluations that are worse, until it stops early")
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--wait", action="store_true", help="of train.py: go on when a checkpoint is durable")
     parser.add_argument("--kill-after", type=int, default=0, help="die with the agent after this step")
@@ -196,14 +194,13 @@ def make_trainer(
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     if args.best:
         kind = type("Told", (Told, kind) if kind is not Trainer else (Told,), {"best": args.best})
-    stopping = [EarlyStoppingCallback(args.patience)] if args.patience else []
     return kind(
         model=make_model(args.way),
         args=arguments,
         train_dataset=Sentences(5, 88),
         eval_dataset=Sentences(6, 16),
         processing_class=Words(),
-        callbacks=[*([callback] if callback else []), *stopping],
+        callbacks=[callback] if callback else None,
         **options,
     )
 

@@ -9,24 +9,6 @@ from tests.faults.faults import kill
 from tests.faults.jobs import assert_all_injected, assert_as_if_nothing_had_happened
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
-BEST = [
-    *("--eval", "4", "--disk", "4", "--memory", "1", "--set"),
-    *("load_best_model_at_end=true", 'metric_for_best_model="loss"', "greater_is_better=false"),
-]
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("limit", [1, 3])
-def test_a_trainer_job_keeps_and_loads_the_best_model_after_kills(new_job, uninterrupted, limit):
-    script = [*BEST, f"save_total_limit={limit}"]
-    reference = uninterrupted(*script)
-    job = new_job().with_faults(kill(0, at="snapshot.fill", step=10), kill(1, at="snapshot.fill", step=19))
-    job.run(*script, **OPTIONS)
-    assert_all_injected(job)
-    assert_as_if_nothing_had_happened(job, reference)
-    kept = {path.name for path in job.checkpoint_dir.glob("checkpoint-*")}
-    assert kept == {path.name for path in reference.checkpoint_dir.glob("checkpoint-*")}
-    assert job.log(0)[-1] == reference.log(0)[-1]
 
 
 def test_save_only_model_keeps_the_optimizer_in_memory_and_warns_from_storage(new_job, uninterrupted):

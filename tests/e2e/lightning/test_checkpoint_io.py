@@ -1,6 +1,5 @@
 """One process with Lightning: files that it names, keeps and removes, and refused calls."""
 
-import json
 import logging
 import pickle
 from pathlib import Path
@@ -70,26 +69,6 @@ def test_checkpoint_files_are_written_when_training_ends(tmp_path):
     assert fit(tmp_path, 12).strategy.checkpoint_io.loaded_step == 9, "what memory had was flushed"
     assert "checkpoint-9" not in names(tmp_path), "and was replaced by newer ones"
     assert fit(tmp_path, 10, path=str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
-
-
-@pytest.mark.campaign
-def test_files_that_model_checkpoint_does_not_keep_are_removed(tmp_path):
-    """As Lightning itself would, from the same measures."""
-    for folder in (tmp_path / "ours", tmp_path / "stock"):
-        model = ModelCheckpoint(
-            folder, "{step}", "val", save_top_k=2, save_last=True, every_n_epochs=1, save_on_train_epoch_end=False
-        )
-        if folder.name == "ours":
-            fit(folder, 48, model)
-        else:
-            trainer_for(48, model, use_distributed_sampler=False).fit(Module())
-    ours, stock = (names(tmp_path / name) for name in ("ours", "stock"))
-    assert ours == stock and len(ours) == 3
-    states = [torch.load(tmp_path / name / "last.ckpt")["callbacks"] for name in ("ours", "stock")]
-    for state in states:
-        state.pop("MemoryCheckpoint", None)
-    told = [json.dumps(state, default=str).replace("/ours", "/stock") for state in states]
-    assert told[0] == told[1], "the last file tells of itself, though the step was saved before"
 
 
 def test_an_optimizer_that_no_rank_has_whole_is_refused(tmp_path, monkeypatch):

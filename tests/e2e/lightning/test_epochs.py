@@ -38,17 +38,7 @@ def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path
     assert [line["validated"] for line in undisturbed if "validated" in line] == [3, 6, 11, 14]
 
 
-ENDS = {"save_on_train_epoch_end": True}
-
-
-@pytest.mark.parametrize(
-    ("model", "validates"),
-    [
-        ({}, True),
-        (ENDS, False),
-        *(pytest.param(*each, marks=pytest.mark.campaign) for each in [({}, False), (ENDS, True)]),
-    ],
-)
+@pytest.mark.parametrize(("model", "validates"), [({}, True), ({"save_on_train_epoch_end": True}, False)])
 def test_a_finished_lightning_job_continues_with_more_epochs(tmp_path, model, validates):
     """The weights are those of one that was given all epochs at once."""
 

@@ -1,6 +1,5 @@
 """Lightning in the process from which workers are forked: each has its own rank, as if it had imported it itself."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import pytest
 
 from fastckpt_run.preload.preloader import ForkedWorker
 from tests.e2e.launcher.preloading import Starter, template
-from tests.faults.jobs import run_forked
-from tests.support.json_lines import whole_lines
 
 pytestmark = pytest.mark.frameworks
 
@@ -26,22 +23,6 @@ variables = {{name: value for name, value in os.environ.items() if name != "PROB
 json.dump([ranks, handlers, levels, variables], open(os.environ["PROBE"], "w"))
 """
 MODULES = "import json, os, sys\njson.dump(sorted(sys.modules), open(os.environ['PROBE'], 'w'))\n"
-KILLED = """
-import json, os, signal, time
-import lightning.pytorch
-import torchmetrics.utilities.prints
-from lightning_utilities.core.rank_zero import rank_zero_only
-from fastckpt.lightning import FastCheckpointIO
-
-rank, start = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-kept = [rank_zero_only.rank, torchmetrics.utilities.prints.rank_zero_only.rank]
-with open(f"{os.environ['TMPDIR']}/kept.{start}.{rank}", "w") as file:
-    json.dump([kept, time.monotonic()], file)
-if start == "0" and rank == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-if start == "0":
-    signal.pause()
-"""
 
 
 @pytest.mark.parametrize(
@@ -65,20 +46,3 @@ def test_a_forked_worker_has_its_own_rank_in_lightning_fabric_and_torchmetrics(
     assert {fabric, pytorch, "torchmetrics"} <= set(modules.told())
     assert forked == executed
     assert set(forked[1][0]) == {3, 1}, "torchmetrics keeps the local rank"
-
-
-def test_lightning_is_preloaded_for_a_job_and_each_restarted_worker_has_its_rank(
-    tmp_path: Path, forked_launchers: None
-) -> None:
-    (tmp_path / "train.py").write_text(KILLED)
-    events = tmp_path / "events"
-    arguments = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", f"--fast-events={events}")
-    text = run_forked(tmp_path, *arguments, tmp_path / "train.py")
-    kept = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("kept.*")}
-    expected = {f"kept.{start}.{rank}": [rank, rank] for start in (0, 1) for rank in (0, 1)}
-    assert {name: ranks for name, (ranks, _) in kept.items()} == expected
-    lines = whole_lines(events)
-    preloaded = [line["event"] for line in lines if line["event"].startswith("preload")]
-    assert preloaded == ["preload_ready"], text
-    seconds = max(at for name, (_, at) in kept.items() if ".1." in name) - kept["kept.0.1"][1]
-    print(f"{seconds:.2f} s from the kill to the end of the imports of all restarted workers")
