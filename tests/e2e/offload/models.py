@@ -26,10 +26,6 @@ class Case:
     budget: str = "4MiB"
 
 
-def tokens(count: int = 512) -> torch.Tensor:
-    return torch.randint(count, (BATCH, LENGTH), generator=torch.Generator().manual_seed(3))
-
-
 def floats(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
 
@@ -39,12 +35,6 @@ def sequence() -> torch.Tensor:
 
 
 # --- models
-
-
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(vocab_size=512, n_positions=LENGTH, n_embd=WIDTH, n_layer=3, n_head=4))
 
 
 class Residual(nn.Module):
@@ -80,26 +70,6 @@ class Recurrent(nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         return self.cells(value)[0]
-
-
-class Experts(nn.Module):
-    """Each token goes to the two of four experts that a router chooses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(WIDTH, 4)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(4)
-        )
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        flat = value.flatten(0, 1)
-        weights, chosen = self.router(flat).softmax(-1).topk(2)
-        result = torch.zeros_like(flat)
-        for index, expert in enumerate(self.experts):
-            rows, ranks = (chosen == index).nonzero(as_tuple=True)
-            result = result.index_add(0, rows, expert(flat[rows]) * weights[rows, ranks].unsqueeze(1))
-        return value + result.view_as(value)
 
 
 class Checkpointed(nn.Module):
@@ -154,23 +124,9 @@ def layer(activation: str = "gelu") -> nn.Module:
 # --- steps
 
 
-def language(model: nn.Module, around: Around) -> None:
-    ids = tokens()
-    with around():
-        loss = model(input_ids=ids, labels=ids).loss
-    loss.backward()
-
-
 def pictures(model: nn.Module, around: Around) -> None:
     with around():
         loss = F.cross_entropy(model(floats(8, 3, 64, 64)), torch.arange(8))
-    loss.backward()
-
-
-def channels_last(model: nn.Module, around: Around) -> None:
-    model = model.to(memory_format=torch.channels_last)
-    with around():
-        loss = F.cross_entropy(model(floats(8, 3, 64, 64).to(memory_format=torch.channels_last)), torch.arange(8))
     loss.backward()
 
 
@@ -180,14 +136,6 @@ def plain(model: nn.Module, around: Around) -> None:
     loss.backward()
 
 
-def accumulated(model: nn.Module, around: Around) -> None:
-    for batch in sequence().split(BATCH // 2):
-        value = torch.cat((batch, batch * 1.5))
-        with around():
-            loss = model(value).square().mean() / 2
-        loss.backward()
-
-
 def two_forwards_before_a_backward(model: nn.Module, around: Around) -> None:
     losses = []
     for scale in (1.0, 1.5):
@@ -195,14 +143,6 @@ def two_forwards_before_a_backward(model: nn.Module, around: Around) -> None:
             losses.append(model(sequence() * scale).square().mean())
     losses[0].backward()
     losses[1].backward()
-
-
-def two_forwards_of_one_loss(model: nn.Module, around: Around) -> None:
-    with around():
-        first = model(sequence())
-    with around():
-        second = model(first * 0.5)
-    (first.mean() + second.square().mean()).backward()
 
 
 def twice_through_one_graph(model: nn.Module, around: Around) -> None:
@@ -231,52 +171,18 @@ def autocast(model: nn.Module, around: Around) -> None:
     loss.backward()
 
 
-def functional(model: nn.Module, around: Around) -> None:
-    weights = {name: weight.detach().clone().requires_grad_() for name, weight in model.named_parameters()}
-    with around():
-        loss = torch.func.functional_call(model, weights, (sequence(),)).square().mean()
-    loss.backward()
-    for name, weight in model.named_parameters():
-        weight.grad = weights[name].grad
-
-
-def evaluated_before(model: nn.Module, around: Around) -> None:
-    """A forward under grad whose graph is dropped, and one under no_grad, before the one that counts."""
-    with around():
-        model(sequence() * 2)
-    with around(), torch.no_grad():
-        model(sequence() * 3)
-    plain(model, around)
-
-
-def compiled(model: nn.Module, around: Around) -> None:
-    run = torch.compile(model, backend="aot_eager", dynamic=False)
-    with around():
-        loss = run(sequence()).square().mean()
-    loss.backward()
-
-
 CASES = {
-    "GPT-2": Case(gpt2, language, "8MiB"),
     "ResNet": Case(resnet, pictures, "8MiB"),
-    "ResNet, channels last": Case(resnet, channels_last, "8MiB"),
     "dropout": Case(perceptron, plain),
     "LSTM": Case(Recurrent, plain),
-    "experts": Case(lambda: nn.Sequential(Experts(), Experts()), plain, "8MiB"),
     "checkpointed": Case(lambda: Checkpointed(reentrant=False), plain),
-    "checkpointed, reentrant": Case(lambda: Checkpointed(reentrant=True), plain),
     "checkpointed, reentrant, backward within": Case(lambda: Checkpointed(reentrant=True), backward_within),
-    "accumulation": Case(perceptron, accumulated),
     "two forwards before a backward": Case(perceptron, two_forwards_before_a_backward),
-    "two forwards of one loss": Case(perceptron, two_forwards_of_one_loss),
     "retain_graph": Case(perceptron, twice_through_one_graph),
     "double backward": Case(perceptron, gradient_penalty, "8MiB"),
     "autocast": Case(lambda: nn.Sequential(layer(), layer(), layer()), autocast),
-    "functional_call": Case(perceptron, functional),
-    "evaluation under grad": Case(perceptron, evaluated_before),
     "complex, tied, expanded": Case(lambda: nn.Sequential(Mixed(), Mixed()), plain, "8MiB"),
     "sparse activations": Case(lambda: perceptron(nn.ReLU), plain),
-    "compiled": Case(perceptron, compiled),
 }
 
 

@@ -13,13 +13,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fastckpt._core.byte_sizes import parsed
-from fastckpt._core.offload import forward_hooks
-from fastckpt._core.offload.gpudirect_storage import GpuDirectStorage
+from fastckpt._core.offload import forward_hooks, stored_forms
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.offload import ActivationOffload
 from tests.e2e.offload.losses import settled
-from tests.e2e.offload.models import CASES, Checkpointed, Recurrent, Residual, layer
+from tests.e2e.offload.models import Checkpointed, Recurrent, Residual, layer
 
 pytestmark = pytest.mark.gpu
 
@@ -123,68 +122,6 @@ def test_a_step_on_a_gpu_takes_less_memory(device, tmp_path):
     assert peak_of(lambda: offloaded(0)) < 0.6 * peak_of(lambda: plain(0))
 
 
-def test_code_that_inductor_compiles_for_a_gpu_has_the_same_gradients(device, tmp_path):
-    pytest.importorskip("triton", reason="inductor needs triton for a GPU")
-    model = nn.Sequential(*(layer() for _ in range(4))).to(device)
-    run, batch = torch.compile(model, dynamic=False), sequences(device)
-    offload = ActivationOffload(tmp_path, budget="16MiB")
-    for seed in range(STEPS):
-        want = gradients(run, nullcontext, batch, seed)
-        assert same(gradients(run, lambda: offload, batch, seed), want)
-    assert offload.report().written > 16 * MIB
-
-
-@pytest.mark.parametrize(
-    "name", ["retain_graph", "double backward", "two forwards of one loss", "complex, tied, expanded"]
-)
-def test_steps_of_other_kinds_on_a_gpu(device, tmp_path, name):
-    """Steps of the tests on a CPU make their inputs themselves: on the device that is the default one."""
-    case = CASES[name]
-    offload = ActivationOffload(tmp_path, budget=case.budget)
-    with torch.device("cpu"):
-        model = case.make().to(device)
-
-    def found(around, seed: int) -> list[torch.Tensor]:
-        mine = copy.deepcopy(model)
-        torch.manual_seed(seed)
-        case.step(OnDevice(mine, device), around)
-        return [weight.grad for weight in mine.parameters() if weight.grad is not None]
-
-    for seed in range(STEPS):
-        assert same(found(lambda: offload, seed), found(nullcontext, seed))
-    assert offload.report().written > MIB
-
-
-class OnDevice(nn.Module):
-    """A model whose inputs are moved to its device."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        super().__init__()
-        self.model, self.device = model, device
-
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        return self.model(value.to(self.device))
-
-
-def test_tensors_on_several_devices_and_on_the_host_in_one_step(device, tmp_path):
-    places = [torch.device("cuda", each) for each in range(min(2, torch.cuda.device_count()))] + [torch.device("cpu")]
-    leaf = torch.randn(1024, 1024, device=places[0], requires_grad=True)
-    offload = ActivationOffload(tmp_path, budget="8MiB")
-
-    def loss() -> torch.Tensor:
-        value = leaf
-        for place in places * 2:
-            value = (value.to(place) * 1.01).exp().tanh()
-        return value.sum()
-
-    (want,) = torch.autograd.grad(loss(), leaf)
-    for _ in range(STEPS):
-        with offload:
-            made = loss()
-        assert torch.equal(torch.autograd.grad(made, leaf)[0], want)
-    assert offload.report().written > 8 * MIB
-
-
 def test_a_tensor_on_a_gpu_that_is_changed_in_place_raises(device, tmp_path):
     offload = ActivationOffload(tmp_path, budget=BUDGET)
     leaf = torch.ones(1024, 1024, device=device, requires_grad=True)
@@ -242,23 +179,6 @@ def test_memory_that_another_stream_still_reads_is_not_given_away_when_it_was_wr
     del spoiled
 
 
-def test_a_plan_rests_on_the_times_of_the_gpu_and_not_of_the_host_that_is_ahead(device, tmp_path):
-    offload = ActivationOffload(tmp_path, budget=BUDGET)
-    leaf = torch.randn(1024, 1024, device=device, requires_grad=True)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with offload:
-        value = leaf.exp()
-        start.record()
-        torch.cuda._sleep(400_000_000)
-        end.record()
-        loss = value.exp().sum()
-    loss.backward()
-    profile = offload._offloader._passes[-1].profile(1e9, 1e9)
-    slept = start.elapsed_time(end) / 1e3
-    assert slept > 0.05 and profile.forward >= 0.9 * slept
-    assert profile.tensors[-1].packed - profile.tensors[0].packed >= 0.9 * slept
-
-
 # --- memory that is short, captured graphs, and the way to the disk
 
 
@@ -305,24 +225,7 @@ def test_bytes_on_a_gpu_come_back_as_they_were_written(device, tmp_path, size, d
     transfers.gpudirect.cufile = before
 
 
-def test_gradients_by_gpudirect_storage_are_those_by_pinned_memory(device, tmp_path):
-    found = {}
-    for refused in (False, True):
-        offload = ActivationOffload(tmp_path, budget="16MiB")
-        gpudirect: GpuDirectStorage = offload._offloader._store.transfers.gpudirect
-        if refused:
-            gpudirect.refusal = "not wanted in this test"
-        _, offloaded = plain_and_offloaded(*MODELS["transformer"], offload, device)
-        found[refused] = [offloaded(seed) for seed in range(STEPS)]
-        way = offload.report().gpu_way
-        if not refused and way != "GPUDirect Storage":
-            pytest.skip(f"no GPUDirect Storage: {way}")
-    assert all(same(mine, theirs) for mine, theirs in zip(found[False], found[True], strict=True))
-
-
 def test_offloading_goes_on_when_there_is_no_memory_to_encode_a_tensor(device, tmp_path, monkeypatch):
-    from fastckpt._core.offload import stored_forms
-
     offload = ActivationOffload(tmp_path, budget="16MiB", half=True)
     leaf = torch.randn(2048, 2048, device=device, requires_grad=True)
     want = torch.autograd.grad(deep(leaf), leaf)[0]

@@ -23,7 +23,6 @@ def threads(name: str, consistency: str) -> Iterator[None]:
     torch.set_num_threads(usual)
 
 
-@pytest.mark.frameworks
 @pytest.mark.parametrize(
     ("name", "consistency"), [*((name, "check") for name in CASES), *((name, "copy") for name in COPIED)]
 )

@@ -3,14 +3,12 @@
 ``OFFLOAD_PAGE=1`` has the tests write the commands' output into the page.
 """
 
-import inspect
 import os
 import re
 from pathlib import Path
 
 import torch
 
-from fastckpt.offload import ActivationOffload
 from tests.cli.test_docs import alike
 from tests.e2e.offload.models import layer, sequence
 
@@ -67,12 +65,3 @@ def test_the_code_of_the_page_trains_as_without_offloading(tmp_path):
     [report] = said
     assert report.forwards == 3 and report.written > 30 << 20 and f"offloaded to {tmp_path}" in str(report)
     assert os.listdir(tmp_path) == []
-
-
-def test_arguments_that_the_page_names_are_taken(tmp_path):
-    known = set(inspect.signature(ActivationOffload).parameters)
-    named = re.findall(r"`(\w+)=([^`]+)`", PAGE.read_text())
-    assert {name for name, _ in named} == {"consistency", "half", "return_memory"} and '`"auto"`' in PAGE.read_text()
-    assert known == {"directory", "budget", *(name for name, _ in named)}, "the page names all arguments"
-    for name, value in named:
-        ActivationOffload(tmp_path, **{name: eval(value)})
