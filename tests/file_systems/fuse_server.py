@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 OPERATIONS = {
-    1: "LOOKUP", 2: "FORGET", 3: "GETATTR", 4: "SETATTR", 5: "READLINK", 6: "SYMLINK", 8: "MKNOD", 9: "MKDIR",
+    1: "LOOKUP", 2: "FORGET", 3: "GETATTR", 4: "SETATTR", 9: "MKDIR",
     10: "UNLINK", 11: "RMDIR", 12: "RENAME", 13: "LINK", 14: "OPEN", 15: "READ", 16: "WRITE", 17: "STATFS",
     18: "RELEASE", 20: "FSYNC", 25: "FLUSH", 26: "INIT", 27: "OPENDIR", 28: "READDIR", 29: "RELEASEDIR",
     30: "FSYNCDIR", 32: "SETLK", 33: "SETLKW", 35: "CREATE", 36: "INTERRUPT", 38: "DESTROY", 42: "BATCH_FORGET",
@@ -38,7 +38,7 @@ OPERATIONS = {
 WITHOUT_ANSWER = ("FORGET", "BATCH_FORGET", "INTERRUPT")
 MOST_WRITTEN = 1 << 17
 BIG_WRITES, DONT_MASK, FLOCK_LOCKS = 1 << 5, 1 << 6, 1 << 10
-MODE, UID, GID, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 2, 4, 8, 16, 32, 128, 256
+MODE, SIZE, ATIME, MTIME, ATIME_NOW, MTIME_NOW = 1, 8, 16, 32, 128, 256
 ROOT = 1
 THREADS = 6
 
@@ -141,9 +141,7 @@ class Server:
         return struct.pack("<QII", 0, 0, 0) + self._attributes(self._stat(node))
 
     def on_setattr(self, node: int, data: bytes) -> bytes:
-        valid, _, _, size, _, atime, mtime, _, anano, mnano, _, mode, _, uid, gid = struct.unpack_from(
-            "<II6Q3I4I", data
-        )
+        valid, _, _, size, _, atime, mtime, _, anano, mnano, _, mode = struct.unpack_from("<II6Q3II", data)
         handles = self._handles.get(node)
         target: int | str = handles[-1] if handles else self._path(node)
         if valid & SIZE:
@@ -152,28 +150,12 @@ class Server:
             os.truncate(target, size)
         if valid & MODE:
             os.chmod(target, stat.S_IMODE(mode))
-        if valid & (UID | GID):
-            os.chown(target, uid if valid & UID else -1, gid if valid & GID else -1)
         if valid & (ATIME | MTIME):
             now, was = time.time_ns(), self._stat(node)
             atime_ns = now if valid & ATIME_NOW else atime * 10**9 + anano if valid & ATIME else was.st_atime_ns
             mtime_ns = now if valid & MTIME_NOW else mtime * 10**9 + mnano if valid & MTIME else was.st_mtime_ns
             os.utime(target, ns=(atime_ns, mtime_ns))
         return self.on_getattr(node, b"")
-
-    def on_readlink(self, node: int, data: bytes) -> bytes:
-        return os.fsencode(os.readlink(self._path(node)))
-
-    def on_symlink(self, node: int, data: bytes) -> bytes:
-        name, target = names(data, 0)
-        os.symlink(target, self._path(node, name))
-        return self._entry(self._path(node, name))
-
-    def on_mknod(self, node: int, data: bytes) -> bytes:
-        mode, rdev, umask, _ = struct.unpack_from("<4I", data)
-        path = self._path(node, names(data, 16)[0])
-        os.mknod(path, mode & ~umask, rdev)
-        return self._entry(path)
 
     def on_mkdir(self, node: int, data: bytes) -> bytes:
         mode, umask = struct.unpack_from("<2I", data)

@@ -84,16 +84,20 @@ def by_kernel(folder: Path, *arguments: object) -> Iterator[Mounted]:
         unmount(target)
 
 
+def made_image(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "image").touch()
+    os.truncate(folder / "image", SIZE)
+    return folder / "image"
+
+
 def on_device(kernel: str, *make: str, options: str = "") -> Mount:
     """A file system on a device of its own: an image."""
 
     @contextlib.contextmanager
     def mount(folder: Path) -> Iterator[Mounted]:
         needs(make[0], "losetup", kernel=kernel)
-        folder.mkdir(parents=True, exist_ok=True)
-        image = folder / "image"
-        with image.open("wb") as file:
-            file.truncate(SIZE)
+        image = made_image(folder)
         run(*make, image)
         with by_kernel(folder, "-t", kernel, "-o", f"loop,{options}".rstrip(","), image) as mounted:
             yield mounted
@@ -194,13 +198,9 @@ def sshfs(folder: Path) -> Iterator[Mounted]:
 
 
 @contextlib.contextmanager
-def on_fuse_block(folder: Path) -> Iterator[Mounted]:
-    """NTFS by ntfs-3g, on an image."""
+def ntfs_3g(folder: Path) -> Iterator[Mounted]:
     needs("mkntfs", "ntfs-3g", kernel="fuse")
-    folder.mkdir(parents=True, exist_ok=True)
-    image = folder / "image"
-    with image.open("wb") as file:
-        file.truncate(SIZE)
+    image = made_image(folder)
     run("mkntfs", "-Q", "-F", image)
     with served(folder, ["ntfs-3g", "-o", "no_detach", image, "{}"]) as mounted:
         yield mounted
@@ -228,7 +228,7 @@ FILE_SYSTEMS: dict[str, Mount] = {
         "fuse-overlayfs", "-f", "-o", "lowerdir={lower},upperdir={upper},workdir={work}", "{}"
     ),
     "sshfs": sshfs,
-    "ntfs-3g": on_fuse_block,
+    "ntfs-3g": ntfs_3g,
 }
 
 

@@ -4,9 +4,11 @@ import errno
 import fcntl
 import mmap
 import os
-import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 
 from fastckpt._core.io.directory_root import DirectoryRoot
 from fastckpt._core.io.durable import sync_directory
@@ -46,12 +48,11 @@ def o_direct(folder: Path) -> str:
 
 def rename(folder: Path) -> str:
     """How often a look misses a file, or finds it empty, while a child renames others over it."""
-    name, home, away = folder / "name", folder / "home", folder / "away"
+    name, home = folder / "name", folder / "home"
     name.write_text("0")
     home.mkdir()
     (home / "file").write_text("x")
-    home.rename(away)
-    away.rename(home)
+    home.rename(folder / "away")
     child = os.fork()
     if child == 0:
         code = 1
@@ -77,38 +78,21 @@ def rename(folder: Path) -> str:
 def flock(folder: Path) -> str:
     """Whether a lock excludes another process, until its holder is killed."""
     path = folder / "lock"
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(writer, b"1")
-        except OSError as error:
-            os.write(writer, errno.errorcode[error.errno or 0].encode())
-        signal.pause()
-    answer = os.read(reader, 20)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        if answer != b"1":
-            return answer.decode()
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return "excludes nobody"
-        except BlockingIOError:
-            pass
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        child = 0
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # FUSE learns of the death a little later
-        return "yes"
-    finally:
-        os.close(descriptor)
-        os.close(reader)
-        os.close(writer)
-        if child:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+    hold = "import fcntl, sys; fcntl.flock(file := open(sys.argv[1], 'w'), fcntl.LOCK_EX); print(flush=True); input()"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        with subprocess.Popen([sys.executable, "-c", hold, path], stdin=PIPE, stdout=PIPE) as holder:
+            try:
+                assert holder.stdout is not None and holder.stdout.readline()
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return "excludes nobody"
+            except BlockingIOError:
+                pass
+            finally:
+                holder.kill()
+        fcntl.flock(file, fcntl.LOCK_EX)  # FUSE learns of the death a little later
+    return "yes"
 
 
 def fsync(folder: Path) -> str:

@@ -40,20 +40,6 @@ def fit(folder: Path, steps: int, model: ModelCheckpoint | None = None, path: st
     return trainer
 
 
-class ByHand(Callback):
-    """Saves to a file in a directory that has nothing to do with the others, then fails at a later step."""
-
-    def __init__(self, path: Path, fails: int) -> None:
-        self.path, self.fails = path, fails
-
-    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        if trainer.global_step == 3:
-            trainer.save_checkpoint(self.path)
-            trainer.save_checkpoint(self.path.with_name("weights.ckpt"), weights_only=True)
-        if trainer.global_step == self.fails:
-            raise RuntimeError("something else failed")
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix in (".ckpt", "") and path.name != ".fastckpt"}
 
@@ -152,28 +138,6 @@ def test_the_newest_checkpoint_loads_for_validation_and_later_training(tmp_path)
     other.fit(module, ckpt_path=NEWEST)
     assert other.strategy.checkpoint_io.loaded_step == 9 and other.global_step == 12
     assert {"step=4.ckpt", "step=8.ckpt", "step=12.ckpt"} <= names(tmp_path)
-
-
-@pytest.mark.campaign
-def test_a_failure_after_manual_saves_resumes_the_last_one(tmp_path):
-    elsewhere = tmp_path / "elsewhere" / "mine.ckpt"
-    two = ModelCheckpoint(tmp_path / "run", "two-{step}", every_n_train_steps=2, save_top_k=-1)
-    with pytest.raises(RuntimeError, match="something else"):
-        trainer_of(tmp_path / "run", 20, ByHand(elsewhere, 10), two).fit(Module(), ckpt_path=NEWEST)
-    other = trainer_of(tmp_path / "run", 12, ByHand(elsewhere, 20))
-    other.fit(Module(), ckpt_path=NEWEST)
-    assert other.strategy.checkpoint_io.loaded_step in (9, 10)
-    assert torch.load(elsewhere, weights_only=True)["global_step"] == 3
-    assert "optimizer_states" not in torch.load(elsewhere.with_name("weights.ckpt"))
-    assert torch.load(tmp_path / "run/last.ckpt", weights_only=True)["global_step"] == 12
-    for name in ("step=8", "two-step=8"):
-        assert torch.load(tmp_path / f"run/{name}.ckpt", weights_only=True)["global_step"] == 8
-    last = trainer_of(tmp_path / "run", 14)
-    last.fit(Module(), ckpt_path="last")
-    assert last.strategy.checkpoint_io.loaded_step == 12 and last.global_step == 14
-    once = trainer_of(tmp_path / "run", 14)
-    once.fit(Module(), ckpt_path=str(elsewhere))
-    assert once.strategy.checkpoint_io.loaded_step == 3
 
 
 def test_a_file_to_read_loads_as_the_plugin_was_told(tmp_path: Path):

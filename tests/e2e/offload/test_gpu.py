@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fastckpt._core.byte_sizes import parsed
-from fastckpt._core.offload import forward_hooks, stored_forms
+from fastckpt._core.offload import forward_hooks
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.offload import ActivationOffload
@@ -122,18 +122,6 @@ def test_a_step_on_a_gpu_takes_less_memory(device, tmp_path):
     assert peak_of(lambda: offloaded(0)) < 0.6 * peak_of(lambda: plain(0))
 
 
-def test_a_tensor_on_a_gpu_that_is_changed_in_place_raises(device, tmp_path):
-    offload = ActivationOffload(tmp_path, budget=BUDGET)
-    leaf = torch.ones(1024, 1024, device=device, requires_grad=True)
-    with offload:
-        value = leaf.exp()
-        loss = value.sum()
-    with torch.no_grad():
-        value.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 # --- streams
 
 
@@ -223,18 +211,3 @@ def test_bytes_on_a_gpu_come_back_as_they_were_written(device, tmp_path, size, d
     (transfers.gpudirect.cufile, before) = (None, transfers.gpudirect.cufile)
     assert torch.equal(transfers.fetch(written, part.device)[0], part)
     transfers.gpudirect.cufile = before
-
-
-def test_offloading_goes_on_when_there_is_no_memory_to_encode_a_tensor(device, tmp_path, monkeypatch):
-    offload = ActivationOffload(tmp_path, budget="16MiB", half=True)
-    leaf = torch.randn(2048, 2048, device=device, requires_grad=True)
-    want = torch.autograd.grad(deep(leaf), leaf)[0]
-
-    def short(*_, **__):
-        torch.empty(1 << 50, dtype=torch.uint8, device=device)
-
-    monkeypatch.setattr(stored_forms, "encode", short)
-    with offload:
-        loss = deep(leaf)
-    assert torch.equal(torch.autograd.grad(loss, leaf)[0], want), "the bytes went as they are"
-    assert not offload.report().failure and offload.report().written > 0

@@ -12,11 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fastckpt._core.format.ids import SaveId
-from fastckpt._core.snapshot.rng_state import rng_state
-from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.share import Share
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
 
@@ -92,54 +88,18 @@ def _save_shard(home: Path) -> None:
 
 
 def _save_left(home: Path) -> None:
-    """One checkpoint of each kind of path, and what crashes, faults and earlier versions leave: see `_left`."""
+    """A checkpoint of each kind of path, and a damaged one in quarantine."""
     directory = home / NAME
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.load_checkpoint()
         for step, path in zip(STEPS, (directory / "first.pt", home / "models/best.pt", ""), strict=True):
             own = {"sampler": [step, "0"]}
-            checkpointer.save_checkpoint(
-                step, state_of(step), str(path), StorageType.DISK, metrics={"loss": 1 / step}, rank_state=own
-            )
+            checkpointer.save_checkpoint(step, state_of(step), str(path), StorageType.DISK, rank_state=own)
             assert checkpointer.wait_latest_checkpoint(60)
-    _left(home)
-
-
-def _left(home: Path) -> None:
-    """Add what crashes, faults and earlier versions leave: each by the rename, or copy, that they died after."""
-    directory, store = home / NAME, CheckpointDirectory(home / NAME)
-    private = directory / ".fastckpt"
-    for number in (1, 2):
-        _publish_of_nodes(store, step=3 + number, nodes=range(number, 2) if number == 1 else range(2))
-    for kind in ("tmp", "dropped", "deleted"):
-        shutil.copytree(directory / "checkpoint-1", private / f"{kind}-{0:012}")
-    (private / f"tmp-{0:012}/model.pt").unlink()
-    apart = private / f"dropped-{1:012}"  # of a directory that could not be renamed
-    shutil.copytree(directory / "checkpoint-1", directory / "checkpoint-0")
-    apart.mkdir()
-    (directory / "checkpoint-0/manifest.json").rename(apart / "manifest.json")
-    (apart / "remains").write_text("checkpoint-0")
     shutil.copytree(directory / "checkpoint-1", directory / "checkpoint-9")
-    with (directory / "checkpoint-9/manifest.json").open("ab") as file:
-        file.write(b"}")
-    quarantined = store.quarantine(directory / "checkpoint-9", "its manifest is damaged")
-    quarantined.rename(private / f"quarantine-checkpoint-9-{0:012}")  # the same name each time
-    (directory / "checkpoint-1").rename(private / f"retired-{0:012}")
-
-
-def _publish_of_nodes(store: CheckpointDirectory, step: int, nodes: range) -> None:
-    """Parts of a checkpoint of two nodes, which nobody has published."""
-    images = store.path.parent / f"images-{step}"
-    images.mkdir()
-    for node in nodes:
-        files = {f"rank_{node}.pt": {"state": {}, "rng": rng_state()}} | ({} if node else {"model.pt": state_of(step)})
-        for name, content in files.items():
-            torch.save(content, images / name)
-        ranks = {str(node): [*files, "model.pt"][:2]}
-        paths = {name: images / name for name in files}
-        request = PublishRequest(SaveId(1, step), paths, world_size=2, details={"ranks": ranks, "num_threads": 1})
-        store.contribute(request, Share(node, 2, "ab" * 4))
-    shutil.rmtree(images)
+    (directory / "checkpoint-9/manifest.json").write_text("}")
+    found = CheckpointDirectory(directory).quarantine(directory / "checkpoint-9", "its manifest is damaged")
+    found.rename(found.with_name(f"quarantine-checkpoint-9-{0:012}"))  # the same name each time
 
 
 @contextmanager
