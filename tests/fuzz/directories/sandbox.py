@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import logging
 import os
 import resource
@@ -11,7 +10,6 @@ import subprocess
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from fastckpt.fsdp import FsdpShardCheckpointer
 from fastckpt_run.cli import main
 from fastckpt_run.events.log_file import EventLog
 from tests.fuzz.directories.lies import Lie
-from tests.fuzz.directories.saved import NAME, Sharded, one_process, save, state_of, step_of
+from tests.fuzz.directories.saved import NAME, STEPS, Sharded, one_process, save, state_of, step_of
 from tests.fuzz.forked import forked
 
 PATIENCE_S = 2.0
@@ -37,47 +35,35 @@ NEXT = 50
 """The step that a job saves, after all that were saved."""
 
 
-@dataclass
-class Outcome:
-    """What came of an action.
+class Acting(logging.Handler):
+    """Does the parts of an action, and takes note of what is wrong with what comes of them.
 
     Attributes:
-        step: What was loaded: by its name; None if nothing was.
-        state_step: What was loaded: by its contents, 0 for a fresh start, None for a state that nobody saved.
-        is_durable: Whether the step that was saved is.
-        errors: Errors that users see, each with what it befell.
-        defects: Errors that no user should see.
-        log: All lines of the log.
+        wrong: Errors that no user should see, or that name no file, and states that should not have been loaded.
     """
 
-    step: int | None = None
-    state_step: int | None = None
-    is_durable: bool = False
-    errors: list[str] = field(default_factory=list)
-    defects: list[str] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-
-
-class Acting(logging.Handler):
-    """Does the parts of an action."""
-
-    def __init__(self, directory: Path, *, sharded: bool) -> None:
+    def __init__(self, directory: Path, entry: str, *, sharded: bool) -> None:
         super().__init__(logging.INFO)
-        self.outcome = Outcome()
-        self._directory, self._sharded = directory, sharded
+        self.wrong: list[str] = []
+        self._said: list[str] = []
+        self._directory, self._entry, self._sharded = directory, entry, sharded
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.outcome.log.append(record.getMessage()[:2000])
+        self._said.append(record.getMessage())
 
     def do(self, name: str, act: Callable[[], Any]) -> Any:
         """Do one part; what it returns, None if that was an error."""
         try:
             return act()
         except FastckptError as error:
-            self.outcome.errors.append(f"{name}: {type(error).__name__}: {error}")
+            self._tells(f"{name}: {error}")
         except BaseException as error:
-            self.outcome.defects.append(f"{name}: {''.join(traceback.format_exception(error)[-4:])[-900:]}")
+            self.wrong.append(f"{name}: {''.join(traceback.format_exception(error)[-4:])[-900:]}")
         return None
+
+    def _tells(self, error: str) -> None:
+        if str(self._directory) not in error:
+            self.wrong.append(f"names no file: {error}")
 
     def command(self, name: str, *arguments: object) -> None:
         def run() -> None:
@@ -85,7 +71,7 @@ class Acting(logging.Handler):
             if result.exception and not isinstance(result.exception, SystemExit):
                 raise result.exception
             if result.exit_code == 2:
-                self.outcome.errors.append(f"fastckpt {name}: {result.stderr.strip()}")
+                self._tells(f"fastckpt {name}: {result.stderr.strip()}")
             else:
                 assert result.exit_code in (0, 1) and "Traceback" not in result.output, result.output[-500:]
 
@@ -143,23 +129,36 @@ class Acting(logging.Handler):
         self.do("sweep", store.sweep)
 
     def _train(self, directory: Path, path: str = "", *, saves: bool = False) -> None:
-        outcome, strategy = self.outcome, KeepLatestStepStrategy(1, str(directory)) if saves else None
+        strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
         with DdpCheckpointer(directory, strategy) as checkpointer:
             state = checkpointer.load_checkpoint(path)
-            outcome.step, outcome.state_step = checkpointer.loaded_step, step_of(state)
-            if saves:
-                checkpointer.save_checkpoint(NEXT, state_of(NEXT), storage_type=StorageType.DISK)
-                try:
-                    outcome.is_durable = checkpointer.wait_latest_checkpoint(PATIENCE_S) == NEXT
-                except TimeoutError as error:
-                    outcome.errors.append(f"save: {error}")
+            self._loaded(checkpointer.loaded_step, step_of(state))
+            if not saves:
+                return
+            checkpointer.save_checkpoint(NEXT, state_of(NEXT), storage_type=StorageType.DISK)
+            try:
+                is_durable = checkpointer.wait_latest_checkpoint(PATIENCE_S) == NEXT
+            except TimeoutError as error:
+                self._tells(f"save: {error}")
+                return
+        if is_durable:
+            store = CheckpointDirectory(directory)
+            store.verify(next(stored for stored in store.checkpoints() if stored.id.step == NEXT))
 
     def _load_shards(self, directory: Path, path: str = "") -> None:
         with one_process(), FsdpShardCheckpointer(directory) as checkpointer:
             sharded = Sharded()
             checkpointer.load_checkpoint(sharded.model, sharded.optimizer, path)
-            self.outcome.step = checkpointer.loaded_step
-            self.outcome.state_step = sharded.step if checkpointer.loaded_step >= 0 else 0
+            self._loaded(checkpointer.loaded_step, sharded.step if checkpointer.loaded_step >= 0 else 0)
+
+    def _loaded(self, step: int, state_step: int | None) -> None:
+        """It is what was saved under its step; an older one than the newest is loaded with a word of the lie."""
+        ours = (".fastckpt", "model.pt", "manifest.json")
+        words = {f"step {STEPS[-1]} "} | {part for part in self._entry.split("/") if part not in ours}
+        if state_step != step:
+            self.wrong.append(f"step {step} was loaded, with the state of {state_step}")
+        elif step != STEPS[-1] and not any(word in line for line in self._said for word in words):
+            self.wrong.append(f"step {step} was loaded without a word of {self._entry}")
 
 
 class Sandbox:
@@ -180,7 +179,6 @@ class Sandbox:
         with self._memory():
             assert forked(lambda: save(kind, self.home)) == 0
         self.home.rename(self._saved)
-        self._newest = dict[str, int | None]()
 
     @contextlib.contextmanager
     def _memory(self) -> Iterator[None]:
@@ -196,7 +194,7 @@ class Sandbox:
             for path in Path("/dev/shm").glob(f"*{str(self._shm).removeprefix('/dev/shm/').replace('/', '.')}*"):
                 path.unlink()
 
-    def _act(self, action: str, to: Path) -> None:
+    def _act(self, action: str, lie: Lie) -> None:
         """In a fork; nothing is written to the terminal."""
         torch.set_num_threads(1)
         output = os.open(self._folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -206,64 +204,37 @@ class Sandbox:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
         os.environ["FASTCKPT_FLUSH_TIMEOUT"] = str(PATIENCE_S)
-        acting = Acting(self.directory, sharded=self._sharded)
+        acting = Acting(self.directory, lie.entry, sharded=self._sharded)
         logging.basicConfig(handlers=[acting], level=logging.INFO, force=True)
         logging.getLogger("fastckpt").propagate = True
         getattr(acting, action)()
-        to.write_text(json.dumps(asdict(acting.outcome)))
+        assert not acting.wrong, acting.wrong
 
-    def _done(self, action: str, lie: Lie | None = None) -> Outcome:
-        """What an action comes to."""
+    def wrongs(self, action: str, lie: Lie) -> list[str]:
+        """What an action did on the word of a lie that it must not do, in words."""
         for path in (self.home, self._folder / "replaced"):
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
         # With their times, and links between files.
         subprocess.run(["cp", "-a", self._saved, self.home], check=True)
-        if lie:
-            lie.tell(self.directory)
-        self._before, to = entries(self.home), self._folder / "outcome"
+        lie.tell(self.directory)
+        before = entries(self.home)
         with self._memory():
-            code = forked(lambda: self._act(action, to))
-        output = (self._folder / "output").read_text(errors="replace")
-        assert code == 0, f"{lie}: exit {code}: {output[-1500:]}"
-        return Outcome(**json.loads(to.read_text()))
+            code = forked(lambda: self._act(action, lie))
+        found = [f"outside: {each}" for each in differences(before, entries(self.home))]
+        if code:
+            found.append(f"exit {code}: {(self._folder / 'output').read_text(errors='replace')[-3000:]}")
+        return found + (self._lost(lie) if action in ("look", "load", "resume") else [])
 
-    def wrongs(self, action: str, lie: Lie) -> list[str]:
-        """What an action did on the word of a lie that it must not do, in words."""
-        if action in ("load", "resume", "job") and action not in self._newest:
-            self._newest[action] = self._done(action).step
-        outcome = self._done(action, lie)
-        found = [f"outside: {each}" for each in differences(self._before, entries(self.home))]
-        found += outcome.defects
-        found += [f"names no file: {error}" for error in outcome.errors if str(self.directory) not in error]
-        found += self._wrongly_loaded(action, lie, outcome)
-        if action in ("look", "load", "resume"):
-            found += self._lost(lie)
-        if outcome.is_durable:
-            store = CheckpointDirectory(self.directory)
-            store.verify(next(stored for stored in store.checkpoints() if stored.id.step == NEXT))
-        return found
-
-    def _wrongly_loaded(self, action: str, lie: Lie, outcome: Outcome) -> Iterator[str]:
-        if outcome.step is None:
-            return
-        if outcome.state_step == 0:
-            yield "starts afresh beside checkpoints"
-        elif outcome.state_step != outcome.step:
-            yield f"step {outcome.step} was loaded, with the state of {outcome.state_step}"
-        newest = self._newest[action]
-        ours = (".fastckpt", "model.pt", "manifest.json")
-        words = {f"step {newest} "} | {part for part in lie.entry.split("/") if part not in ours}
-        if outcome.step != newest and not any(word in line for line in outcome.log for word in words):
-            yield f"step {outcome.step} instead of {newest} was loaded without a word of {lie.entry}"
-
-    def _lost(self, lie: Lie) -> Iterator[str]:
+    def _lost(self, lie: Lie) -> list[str]:
         """Whole checkpoints of which nothing was a lie, and that are not what they were."""
+        found = []
         for path in sorted((self._saved / NAME).glob("checkpoint-[1-9]*/*")):
             here = self.directory / path.parent.name / path.name
             is_told = lie.entry.split("/")[0] == path.parent.name or not lie.entry
             if not is_told and (not here.is_file() or here.read_bytes() != path.read_bytes()):
-                yield f"{here} was lost"
+                found.append(f"{here} was lost")
+        return found
 
 
 def entries(home: Path) -> dict[str, object]:
