@@ -1,4 +1,4 @@
-"""The library on file systems that are mounted for the test: which are refused, and kills in a publication on each."""
+"""The library on file systems that are mounted for the test, and jobs on each and on a FUSE server that fails."""
 
 import errno
 import os
@@ -16,6 +16,7 @@ from fastckpt._core.preflight import make_ready
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import ConfigError, PersistError
+from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.file_systems import operations
 from tests.file_systems.kills import survive
 from tests.file_systems.mounts import (
@@ -26,7 +27,11 @@ from tests.file_systems.mounts import (
     on_device,
     own_fuse,
     run,
+    unmount,
+    version_of,
 )
+from tests.file_systems.table import record
+from tests.support.live_folders import remove_live
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
 
 PLACE = RankInfo()
@@ -174,3 +179,88 @@ def test_a_file_system_that_forgets_is_warned_of_once_a_node(
     assert [text in record.message for record in caplog.records] == [True]
     make_ready(str(path), RankInfo(rank=1, local_rank=1, world_size=2, local_world_size=2))
     assert len(caplog.records) == 1
+
+
+def restarts(job: Job) -> int:
+    return len(job.resumes(0))
+
+
+@pytest.mark.campaign
+def test_a_job_goes_on_while_its_file_system_fails_stops_and_dies(
+    fuse: Mounted, mounting: ExitStack, tmp_path: Path, new_job, uninterrupted
+) -> None:
+    """No room at close; a server that answers nothing for a while, a rank that dies then; a server that is killed."""
+    job = new_job(checkpoint_dir=fuse.path / "checkpoints")
+    job.start("--wait-at", "10", "20", "30", "40", restarts=2)
+    job.wait_for_all(10)
+    job.until(lambda: job.persisted(10), "step 10 durable")
+
+    fuse.order('{"fail": {"FLUSH": "ENOSPC"}}')
+    job.go_on(10)
+    job.wait_for_all(20)
+    job.until(lambda: "could not be persisted" in job.text(), "a failure")
+    assert "No space left on device" in job.text()
+    fuse.order()
+    job.until(lambda: job.persisted(20), "step 20 durable")
+
+    os.kill(fuse.server.pid, signal.SIGSTOP)
+    job.go_on(20)
+    job.wait_for_all(30)
+    before = job.pid(0)
+    job.kill_processes(1)
+    job.until(lambda: job.pid(0) != before, "restarted workers")
+    os.kill(fuse.server.pid, signal.SIGCONT)
+    job.until(lambda: job.persisted(30), "step 30 durable")
+    job.until(lambda: restarts(job) == 2, "a resume")
+    assert job.resumes(0)[1] == (30, "memory")
+
+    fuse.server.kill()
+    fuse.server.wait()
+    job.go_on(30)
+    job.wait_for_all(40)
+    job.until(lambda: "not connected" in job.text(), "a failure")
+    job.kill_processes("agent", 0, 1)
+    job.wait()
+    code = job.start().wait()
+    assert code != 0 and restarts(job) == 2, "no fresh start on a mount that is dead"
+    unmount(fuse.path)
+    mounting.enter_context(own_fuse(tmp_path / "file-system"))
+    job.run()
+    assert job.resumes(0)[-1] == (40, "memory")
+    assert [step for step in job.stored() if step % 10 == 0][-3:] == [30, 20, 10]
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FILE_SYSTEMS)
+def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_storage(
+    name: str, mounting: ExitStack, tmp_path: Path, new_job, uninterrupted
+) -> None:
+    """A rank, the agent, all with their memory; the results are recorded for docs/clusters/file_systems.md."""
+    path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
+    record(name, version=version_of(name), **operations.all_on(path / "operations"))
+    kills = survive(path / "killed", int(os.environ.get("STRIDE", "1")))
+    job = new_job(checkpoint_dir=path / "checkpoints")
+    job.start("--wait-at", "16", "36", restarts=2)
+    job.wait_for_all(16)
+    job.kill_processes(1)
+    job.until(lambda: restarts(job) == 2, "a resume")
+    job.go_on(16)
+    job.wait_for_all(36)
+    job.until(lambda: job.persisted(30), "step 30 durable")
+    job.kill_processes("agent", 0, 1)
+    job.wait()
+    job.start("--wait-at", "46", restarts=2)
+    job.wait_for_all(46)
+    job.until(lambda: job.persisted(40), "step 40 durable")
+    job.kill_processes("agent", 0, 1)
+    job.wait()
+    remove_live(job.arena())
+    job.run()
+    resumes = job.resumes(0)[1:]
+    assert [tier for _, tier in resumes] == ["memory", "memory", "storage"] and resumes[2][0] >= 40, resumes
+    assert job.ends() == uninterrupted().ends()
+    for rank in (0, 1):
+        assert job.losses(rank) == uninterrupted().losses(rank)
+    record(name, **{"kills in a publication": kills, "jobs killed": len(resumes)})

@@ -1,15 +1,13 @@
 """Agents among liars: what comes from others is answered, refused or hung up on, and those who are right are served."""
 
-import asyncio
 import contextlib
 import gc
-import logging
+import json
 import os
 import random
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -24,31 +22,22 @@ from fastckpt._core.policy.stack_groups import grouped
 from fastckpt._core.saver.peers import fetcher, file_transfer, parity_rebuild
 from fastckpt._core.saver.peers.common_saves import CommonSave, HeldReport
 from fastckpt._core.saver.peers.file_transfer import LIST
-from fastckpt._core.saver.peers.parity_rebuild import CHUNK, REBUILD, rebuild
+from fastckpt._core.saver.peers.parity_rebuild import CHUNK, REBUILD
 from fastckpt._core.saver.peers.parity_transfer import send_chunk
-from fastckpt._core.saver.peers.peer_server import PeerServer
 from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
 from fastckpt._core.saver.peers.replication import HELD
 from fastckpt._core.saver.peers.spare_prefetch import PREFETCH
 from fastckpt.errors import FastckptError
-from fastckpt_run.detection.authenticated_link import AuthenticatedLink, Purpose
-from fastckpt_run.detection.probes import ASK as PROBES_ASK
-from fastckpt_run.detection.probes import MEMBER, PROBE
 from fastckpt_run.hangs.stack_exchange import ALL_IDLE, FOUND, HANG, IDLE, STACKS
 from fastckpt_run.stragglers.straggler_judge import StragglerJudge
 from fastckpt_run.stragglers.straggler_watch import SUBJECT
 from fastckpt_run.watch.node_channel import ASK
-from tests.fuzz.untrue import untrue
 from tests.unit._core.saver.peers.parity_group import GROUP, NEW, OLD, SECRET, Group
-from tests.unit.fastckpt_run.detection.test_neighbor_watch import SECRET as WATCH_SECRET
-from tests.unit.fastckpt_run.detection.test_neighbor_watch import Member, begin
 from tests.unit.fastckpt_run.hangs.agents import SECRET as JOB
 from tests.unit.fastckpt_run.hangs.agents import SLEEPS, CaughtWorker, HungJob
 
 COUNT = int(os.environ.get("FASTCKPT_FUZZ_MESSAGES", "10000"))
 FEW = 200
-SHORT = 0.2
-"""Seconds that a liar waits for an answer that may never come."""
 AT_ONCE = 8
 GROWTH = 128 << 20
 OWN = (LookupError, TypeError, ValueError, ArithmeticError)
@@ -59,14 +48,55 @@ NUMBERS = pytest.mark.parametrize(
 )
 
 
+VALUES: Sequence[Any] = (
+    None, True, False, 0, -1, 1, 1.5, 1 << 31, 1 << 63, 1 << 70, 10**30, 1e308, float("inf"), float("nan"),
+    "", "0", "..", "../../outside", "/etc/passwd", ".done-0", "a/../b", "\0", "\ud800", "x" * 5000, "9" * 5000,
+    [], {}, [[]], [[[[[]]]]], [0, 0], [1, 5], {"": ""}, {"0": {}}, [None] * 3, ["model.pt", 1 << 40],
+    json.loads(400 * "[" + 400 * "]"),
+)  # fmt: skip
+"""What is put in the place of a value."""
+
+
+def untrue(message: Any, chance: random.Random) -> Any:
+    """A message with one to three of its parts changed, removed, added, or exchanged for another of its parts."""
+    found = json.loads(json.dumps(message))
+    for _ in range(chance.randint(1, 3)):
+        places = [*_places(found)]
+        if not places:
+            return found
+        inside, at = chance.choice(places)
+        match chance.randrange(6):
+            case 0:
+                del inside[at]
+            case 1 if isinstance(inside, dict):
+                inside[str(chance.choice(VALUES))] = inside.pop(at)
+            case 2:
+                there, other = chance.choice(places)
+                inside[at] = json.loads(json.dumps(there[other]))
+            case 3 if type(inside[at]) is int:
+                inside[at] += chance.choice((-1, 1, 1 << 20))
+            case _:
+                inside[at] = json.loads(json.dumps(chance.choice(VALUES)))
+    return found
+
+
+def _places(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """The parts of a message: what each is in, and its key there; but for those that are nested deeply."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in [*inner]:
+        if key != "ask":
+            yield value, key
+        if depth < 20:
+            yield from _places(part, depth + 1)
+
+
 class Liar(SealedConnection):
     """An end that knows the secret, and whose messages are not true."""
 
     chance = random.Random()
-    share = 0.8
 
     def send(self, message: dict[str, Any]) -> None:
-        super().send(untrue(message, self.chance) if self.chance.random() < self.share else message)
+        super().send(untrue(message, self.chance) if self.chance.random() < 0.8 else message)
 
 
 Call = Callable[[Group, SealedConnection], object]
@@ -124,17 +154,13 @@ CALLS: tuple[Call, ...] = (
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports wait for no other answer, and who is harmed is given up soon."""
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
+    """Its reports wait for no other answer, and who lies is given up soon."""
     monkeypatch.setattr("fastckpt._core.saver.peers.common_saves.SHORTEST_WAIT", 0.0)
     monkeypatch.setattr("fastckpt._core.saver.peers.common_saves.EACH_WAIT", 0.0)
     monkeypatch.setattr("fastckpt._core.saver.peers.agent_peers.PATIENCE", 0.0)
     for module in (file_transfer, fetcher, parity_rebuild):
         monkeypatch.setattr(module, "TIMEOUT", 1.0)
-
-
-@pytest.fixture
-def group(tmp_path: Path, patient: None) -> Iterator[Group]:
     made = Group(tmp_path / "arenas", SIZES)
     made.give_all(NEW)
     yield made
@@ -143,141 +169,73 @@ def group(tmp_path: Path, patient: None) -> Iterator[Group]:
         member.parity.close()
 
 
-class Watched:
+@contextlib.contextmanager
+def watched(group: Group, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No thread ends by an error, memory stays bounded, and a peer that is right is served all the time."""
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda failed: failures.append(failed.exc_value))
+    file, served, ended = group.members["b"].files[NEW][0], 0, threading.Event()
 
-    def __init__(self, group: Group) -> None:
-        self._group, self._ended = group, threading.Event()
-        self.failures: list[BaseException] = []
-        self.served = 0
+    def serve() -> None:
+        nonlocal served
+        while not ended.wait(0.05) or not served:
+            with group.link("b") as link:
+                assert link.ask(NEW.request(LIST))["files"][file.name] == file.size
+                file_transfer.ask_for(link, NEW, file.name, file.size)
+                assert link.receive_bytes(file.size) == file.path.read_bytes()
+                assert (link.receive() or {})["digest"] == file.digest
+            served += 1
 
-    def __enter__(self) -> "Watched":
-        self._hook, threading.excepthook = threading.excepthook, self._note
-        gc.collect()
-        self._bytes, self._threads = psutil.Process().memory_info().rss, threading.active_count()
-        self._peer = threading.Thread(target=self._ask)
-        self._peer.start()
-        return self
-
-    def _note(self, failed: threading.ExceptHookArgs) -> None:
-        self.failures.append(failed.exc_value or SystemExit())
-
-    def _ask(self) -> None:
-        while not self._ended.wait(0.05):
-            self.serve()
-
-    def serve(self) -> None:
-        file = self._group.members["b"].files[NEW][0]
-        with self._group.link("b") as link:
-            assert link.ask(NEW.request(LIST))["files"][file.name] == file.size
-            file_transfer.ask_for(link, NEW, file.name, file.size)
-            assert link.receive_bytes(file.size) == file.path.read_bytes()
-            assert (link.receive() or {})["digest"] == file.digest
-        self.served += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._peer.join(60)
-        threading.excepthook = self._hook
-
-    def check(self) -> None:
-        before = self.served
-        self.serve()
-        assert self.served > before > 0
-        end = time.monotonic() + 30
-        while threading.active_count() > self._threads and time.monotonic() < end:
-            time.sleep(0.05)
-        assert self.failures == []
-        assert threading.active_count() <= self._threads, threading.enumerate()
-        gc.collect()
-        assert psutil.Process().memory_info().rss - self._bytes < GROWTH
+    gc.collect()
+    before, threads = psutil.Process().memory_info().rss, threading.active_count()
+    peer = threading.Thread(target=serve)
+    peer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        peer.join(60)
+    before_last, served = served, 0
+    serve()
+    assert before_last and served
+    end = time.monotonic() + 30
+    while threading.active_count() > threads and time.monotonic() < end:
+        time.sleep(0.05)
+    assert failures == []
+    assert threading.active_count() <= threads, threading.enumerate()
+    gc.collect()
+    assert psutil.Process().memory_info().rss - before < GROWTH
 
 
-def at_once(talk: Callable[[int], None]) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in [pool.submit(talk, seed) for seed in range(AT_ONCE)]:
-            done.result()
-
-
-@NUMBERS
-def test_an_agent_survives_untrue_messages_of_who_knows_the_secret(group: Group, tmp_path: Path, count: int) -> None:
-    address = group.members["b"].address
+def lie_at_once(count: int, to: tuple[str, bytes, float], say: Callable[[random.Random, Liar], object]) -> None:
+    """So many messages, in as many connections as that takes, ``to`` an address with a secret and a timeout."""
 
     def talk(seed: int) -> None:
         chance, sent = random.Random(seed), 0
         while sent < count // AT_ONCE:
             with (
                 contextlib.suppress(FastckptError, OSError, *OWN),
-                closing(Liar.connect(address, SECRET, SHORT)) as link,
+                closing(Liar.connect(*to)) as link,
             ):
                 for _ in range(chance.randint(1, 4)):
                     sent += 1
-                    chance.choice(CALLS)(group, link)
+                    say(chance, link)
             sent += 1  # the greeting
 
-    Liar.chance = random.Random(2)
-    with Watched(group) as watched:
-        at_once(talk)
-    watched.check()
-    assert {path.name for path in tmp_path.iterdir()} == {"arenas"}
-
-
-class LyingServer(PeerServer):
-    """An agent that carries out what is asked, and then answers something else."""
-
-    def __init__(self, honest: PeerServer) -> None:
-        super().__init__(honest._handlers)
-        self.set_secret(SECRET)
-
-    def _talk(self, connected: socket.socket, host: str) -> None:
-        with contextlib.suppress(FastckptError, OSError, *OWN), closing(connected):
-            with self._greeting():
-                connection = Liar.accept(connected, SECRET, SHORT)
-            while (request := connection.receive()) is not None:
-                connection.send(self._answer(connection, request))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in [pool.submit(talk, seed) for seed in range(AT_ONCE)]:
+            done.result()
 
 
 @NUMBERS
-def test_an_agent_survives_untrue_answers(
+def test_an_agent_survives_untrue_messages_of_who_knows_the_secret(
     group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Whoever asks gets what was committed, or one of the errors that are expected of another agent."""
-    monkeypatch.setattr(Liar, "chance", random.Random(3))
-    monkeypatch.setattr(Liar, "share", 0.3)
-    chance = random.Random(4)
-    honest = group.members["b"].peers._server
-    assert honest is not None
-    server = LyingServer(honest)
-    address, (file,) = f"127.0.0.1:{server.port}", group.members["b"].files[NEW]
-    right = 0
-    with closing(server):
-        for _ in range(count // 4):
-            into = tmp_path / "into"
-            into.mkdir()
-            try:
-                if chance.random() < 0.6:
-                    wanted = {file.name: [address]}
-                    offers = fetcher.survey(NEW, wanted, SECRET)
-                    fetcher.sizes_of(offers, [file.name])
-                    fetcher.fetch_all(NEW, into, wanted, offers, SECRET)
-                    assert (into / file.name).read_bytes() == file.path.read_bytes()
-                    right += 1
-                elif chance.random() < 0.5:
-                    rebuild(
-                        NEW, "a", GROUP, into, {"b": address} | {id: group.members[id].address for id in "cd"}, SECRET
-                    )
-                    for each in group.members["a"].files[NEW]:
-                        assert (into / each.name).read_bytes() == each.path.read_bytes()
-                    right += 1
-                else:
-                    with closing(SealedConnection.connect(address, SECRET, SHORT)) as link:
-                        chance.choice((_give, _replicate, _parity))(group, link)
-            except (FastckptError, OSError):
-                pass
-            for path in into.iterdir():
-                path.unlink()
-            into.rmdir()
-    assert right > 0
+    monkeypatch.setattr(Liar, "chance", random.Random(2))
+    with watched(group, monkeypatch):
+        to = (group.members["b"].address, SECRET, 0.2)
+        lie_at_once(count, to, lambda chance, link: chance.choice(CALLS)(group, link))
+    assert {path.name for path in tmp_path.iterdir()} == {"arenas"}
 
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -296,7 +254,12 @@ def test_an_agent_survives_untrue_questions(
 ) -> None:
     """About hangs and slow ranks, of which it asks all others then."""
     monkeypatch.setattr(Liar, "chance", random.Random(5))
-    with contextlib.ExitStack() as stack:
+
+    def ask(chance: random.Random, link: Liar) -> None:
+        subject, body = chance.choice(QUESTIONS)
+        link.ask({"ask": ASK, "from": "agent-1", "subject": subject, "body": body})
+
+    with watched(group, monkeypatch), contextlib.ExitStack() as stack:
         workers = [CaughtWorker(SLEEPS), CaughtWorker(SLEEPS)]
         for worker in workers:
             stack.callback(worker.end)
@@ -304,77 +267,7 @@ def test_an_agent_survives_untrue_questions(
         judge = StragglerJudge()
         judge.begin(2)
         job.nodes[0].channel.answer(SUBJECT, judge.receive)
-        address = job.peers[0].address
-
-        def talk(seed: int) -> None:
-            chance, sent = random.Random(seed), 0
-            while sent < count // AT_ONCE:
-                with (
-                    contextlib.suppress(FastckptError, OSError, *OWN),
-                    closing(Liar.connect(address, JOB, 5.0)) as link,
-                ):
-                    for _ in range(4):
-                        sent += 1
-                        subject, body = chance.choice(QUESTIONS)
-                        link.ask({"ask": ASK, "from": "agent-1", "subject": subject, "body": body})
-
-        with Watched(group) as watched:
-            at_once(talk)
+        lie_at_once(count, (job.peers[0].address, JOB, 5.0), ask)
         found = job.nodes[1].collect()
         assert found.groups is not None and found.groups.world == 2
         assert len(judge._open) <= 2 * PLACES
-    watched.check()
-
-
-class LyingLink(AuthenticatedLink):
-    """An end of a watch that knows the secret, and whose messages are not true."""
-
-    chance = random.Random()
-
-    async def send(self, body: dict[str, Any]) -> None:
-        await super().send(untrue(body, self.chance))
-
-
-async def watch_with_lies(address: str, count: int, seed: int) -> None:
-    chance, sent = random.Random(seed), 0
-    while sent < count:
-        purpose = Purpose(chance.choice(("watch", PROBE, PROBES_ASK, "weather")), "node 1", "node 0")
-        with contextlib.suppress(OSError, FastckptError, *OWN):
-            async with asyncio.timeout(SHORT):
-                link = await LyingLink.open(address, WATCH_SECRET, purpose)
-                try:
-                    for _ in range(2):
-                        sent += 1
-                        await link.send({"kind": "beat"} if purpose.kind == "watch" else {MEMBER: "node 2"})
-                        await link.receive()
-                finally:
-                    link.close()
-        sent += 1  # the greeting
-
-
-@NUMBERS
-def test_a_member_survives_liars_and_nobody_is_taken_for_lost(count: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Of three that watch each other, and take nobody for lost while this process has no core."""
-    caplog.set_level(logging.ERROR, "asyncio")
-    members = [Member(f"node {number}", 60.0) for number in range(3)]
-    begin(members)
-    first, before = members[0], psutil.Process().memory_info().rss
-    LyingLink.chance = random.Random(6)
-
-    async def all_at_once() -> None:
-        await asyncio.gather(*(watch_with_lies(first.address, count // AT_ONCE, seed) for seed in range(AT_ONCE)))
-
-    try:
-        asyncio.run(all_at_once())
-        assert members[1].answers("node 0") and first.answers("node 1") and members[2].answers("node 0")
-        assert [each.lost for each in members] == [[], [], []]
-        assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
-        end = time.monotonic() + 30
-        while len(first._reception._tasks) > len(members) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert len(first._reception._tasks) <= len(members) and not first._reception._strangers
-        gc.collect()
-        assert psutil.Process().memory_info().rss - before < GROWTH
-    finally:
-        for each in members:
-            each.stop()
