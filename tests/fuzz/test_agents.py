@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +23,9 @@ from fastckpt._core.policy.stack_groups import grouped
 from fastckpt._core.saver.peers import fetcher, file_transfer, parity_rebuild
 from fastckpt._core.saver.peers.common_saves import CommonSave, HeldReport
 from fastckpt._core.saver.peers.file_transfer import LIST
-from fastckpt._core.saver.peers.parity_rebuild import CHUNK, REBUILD
+from fastckpt._core.saver.peers.parity_rebuild import CHUNK, REBUILD, rebuild
 from fastckpt._core.saver.peers.parity_transfer import send_chunk
+from fastckpt._core.saver.peers.peer_server import PeerServer
 from fastckpt._core.saver.peers.replica_transfer import LargeFile, send_replica
 from fastckpt._core.saver.peers.replication import HELD
 from fastckpt._core.saver.peers.spare_prefetch import PREFETCH
@@ -94,9 +96,10 @@ class Liar(SealedConnection):
     """An end that knows the secret, and whose messages are not true."""
 
     chance = random.Random()
+    share = 0.8
 
     def send(self, message: dict[str, Any]) -> None:
-        super().send(untrue(message, self.chance) if self.chance.random() < 0.8 else message)
+        super().send(untrue(message, self.chance) if self.chance.random() < self.share else message)
 
 
 Call = Callable[[Group, SealedConnection], object]
@@ -135,6 +138,12 @@ def _parity(group: Group, link: SealedConnection) -> None:
     send_chunk(link, OLD, group.members["a"].files[OLD], GROUP, ("a", "b"), CommonSave())
 
 
+def _parity_without_a_digest(group: Group, link: SealedConnection) -> None:
+    link.ask(group.request(OLD, "a", "b"))
+    link.send_bytes(group.pieces(OLD, "a", "b")[0])
+    link.close()
+
+
 def _rebuilt(group: Group, link: SealedConnection) -> None:
     addresses = {id: group.members[id].address for id in "ad"}
     link.ask(NEW.request(REBUILD, member="c", group=[*GROUP], addresses=addresses))
@@ -149,7 +158,7 @@ def _report(group: Group, link: SealedConnection) -> None:
 CALLS: tuple[Call, ...] = (
     lambda group, link: link.ask(NEW.request(LIST)),
     lambda group, link: link.ask({"ask": PREFETCH, "known": {"none": 1}}),
-    _get, _give, _replicate, _chunk, _parity, _rebuilt, _report,
+    _get, _give, _replicate, _chunk, _parity, _parity_without_a_digest, _rebuilt, _report,
 )  # fmt: skip
 
 
@@ -236,6 +245,64 @@ def test_an_agent_survives_untrue_messages_of_who_knows_the_secret(
         to = (group.members["b"].address, SECRET, 0.2)
         lie_at_once(count, to, lambda chance, link: chance.choice(CALLS)(group, link))
     assert {path.name for path in tmp_path.iterdir()} == {"arenas"}
+
+
+class LyingServer(PeerServer):
+    """An agent that carries out what is asked, and then answers something else."""
+
+    def __init__(self, honest: PeerServer) -> None:
+        super().__init__(honest._handlers)
+        self.set_secret(SECRET)
+
+    def _talk(self, connected: socket.socket, host: str) -> None:
+        with contextlib.suppress(FastckptError, OSError, *OWN), closing(connected):
+            with self._greeting():
+                connection = Liar.accept(connected, SECRET, 0.2)
+            while (request := connection.receive()) is not None:
+                connection.send(self._answer(connection, request))
+
+
+@NUMBERS
+def test_an_agent_survives_untrue_answers(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Whoever asks gets what was committed, or one of the errors that are expected of another agent."""
+    monkeypatch.setattr(Liar, "chance", random.Random(3))
+    monkeypatch.setattr(Liar, "share", 0.3)
+    chance = random.Random(4)
+    honest = group.members["b"].peers._server
+    assert honest is not None
+    server = LyingServer(honest)
+    address, (file,) = f"127.0.0.1:{server.port}", group.members["b"].files[NEW]
+    right = 0
+    with closing(server):
+        for _ in range(count // 4):
+            into = tmp_path / "into"
+            into.mkdir()
+            try:
+                if chance.random() < 0.6:
+                    wanted = {file.name: [address]}
+                    offers = fetcher.survey(NEW, wanted, SECRET)
+                    fetcher.sizes_of(offers, [file.name])
+                    fetcher.fetch_all(NEW, into, wanted, offers, SECRET)
+                    assert (into / file.name).read_bytes() == file.path.read_bytes()
+                    right += 1
+                elif chance.random() < 0.5:
+                    rebuild(
+                        NEW, "a", GROUP, into, {"b": address} | {id: group.members[id].address for id in "cd"}, SECRET
+                    )
+                    for each in group.members["a"].files[NEW]:
+                        assert (into / each.name).read_bytes() == each.path.read_bytes()
+                    right += 1
+                else:
+                    with closing(SealedConnection.connect(address, SECRET, 0.2)) as link:
+                        chance.choice((_give, _replicate, _parity))(group, link)
+            except (FastckptError, OSError):
+                pass
+            for path in into.iterdir():
+                path.unlink()
+            into.rmdir()
+    assert right > 0
 
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -146,18 +146,21 @@ class Canary:
 
 
 RUNNING = {
-    "shard": ("checkpoint-3/.metadata", "checkpoint-3/__0_0.distcp", "checkpoint-3/rank_0.pt"),
-    "left": ("checkpoint-3/model.pt",),
-}
-"""Entries, by the kind of directory."""
+    "shard": {
+        "checkpoint-3/.metadata": ("saved", "plain"), "checkpoint-3/__0_0.distcp": ("saved",),
+        "checkpoint-3/rank_0.pt": ("plain",),
+    },
+    "left": {"checkpoint-3/model.pt": ("saved", "plain")},
+}  # fmt: skip
+"""By the kind of directory: which entry is code, and how."""
 
 
 def of_pickles(kind: str) -> list[Lie]:
     """Code in the place of each of `RUNNING`, signed."""
     return [
         Lie(f"{entry} runs code, {how}", entry, partial(_run_code, entry=entry, how=how))
-        for entry in RUNNING[kind]
-        for how in ("saved", "plain")
+        for entry, hows in RUNNING[kind].items()
+        for how in hows
     ]
 
 

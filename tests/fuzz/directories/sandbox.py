@@ -22,6 +22,7 @@ from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import FastckptError
 from fastckpt.fsdp import FsdpShardCheckpointer
 from fastckpt_run.cli import main
+from fastckpt_run.events import summary
 from fastckpt_run.events.log_file import EventLog
 from tests.fuzz.directories.lies import Lie
 from tests.fuzz.directories.saved import NAME, STEPS, Sharded, one_process, save, state_of, step_of
@@ -93,6 +94,7 @@ class Acting(logging.Handler):
         self.command("show", f"{directory}@latest")
         self.command("diff", f"{directory}/checkpoint-2", f"{directory}@3")
         self.command("export", f"{directory}@3", directory.parent.parent / "exported.pt", "--force")
+        self.do("log", lambda: summary._has_log(str(directory)))
         if (directory / ".fastckpt/events").exists():
             self.command("report", directory)
 
