@@ -1,4 +1,4 @@
-"""The live page of a job among requests that are none: each is answered, refused or hung up on, and others are served."""
+"""The live page of a job among requests that are none: each is answered, refused or hung up on; others are served."""
 
 import contextlib
 import gc

@@ -171,6 +171,13 @@ def autocast(model: nn.Module, around: Around) -> None:
     loss.backward()
 
 
+def compiled(model: nn.Module, around: Around) -> None:
+    run = torch.compile(model, backend="aot_eager", dynamic=False)
+    with around():
+        loss = run(sequence()).square().mean()
+    loss.backward()
+
+
 CASES = {
     "ResNet": Case(resnet, pictures, "8MiB"),
     "dropout": Case(perceptron, plain),
@@ -183,6 +190,7 @@ CASES = {
     "autocast": Case(lambda: nn.Sequential(layer(), layer(), layer()), autocast),
     "complex, tied, expanded": Case(lambda: nn.Sequential(Mixed(), Mixed()), plain, "8MiB"),
     "sparse activations": Case(lambda: perceptron(nn.ReLU), plain),
+    "compiled": Case(perceptron, compiled),
 }
 
 
