@@ -120,41 +120,19 @@ def environment(folder: Path) -> dict[str, str]:
 
 SWEEP = {
     "storage": {
-        "open": ("EMFILE", "EIO", "ESTALE"),
-        "list": ("EMFILE", "EIO"),
-        "stat": ("ESTALE",),
-        "read": ("EIO", "ESTALE", "short"),
-        "write": ("ENOSPC", "EIO", "short"),
-        "fsync": ("EIO",),
-        "rename": ("EIO", "ESTALE"),
-        "link": ("EIO",),
-        "unlink": ("EIO", "EACCES"),
-        "mkdir": ("ENOSPC", "EACCES"),
-        "rmdir": ("EIO",),
-        "fallocate": ("ENOSPC",),
-        "truncate": ("ENOSPC",),
-        "mmap": ("ENOMEM",),
-        "close": ("EIO",),
-        "flock": ("EIO",),
-        "copy": ("EIO", "short"),
+        "open": ("EMFILE", "EIO", "ESTALE"), "list": ("EMFILE", "EIO"), "stat": ("ESTALE",),
+        "read": ("EIO", "ESTALE", "short"), "write": ("ENOSPC", "EIO", "short"), "fsync": ("EIO",),
+        "rename": ("EIO", "ESTALE"), "link": ("EIO",), "unlink": ("EIO", "EACCES"), "mkdir": ("ENOSPC", "EACCES"),
+        "rmdir": ("EIO",), "fallocate": ("ENOSPC",), "truncate": ("ENOSPC",), "mmap": ("ENOMEM",), "close": ("EIO",),
+        "flock": ("EIO",), "copy": ("EIO", "short"),
     },
     "memory": {
-        "open": ("EMFILE",),
-        "list": ("EMFILE",),
-        "read": ("EIO", "short"),
-        "write": ("ENOSPC", "short"),
-        "rename": ("ENOMEM",),
-        "link": ("ENOMEM",),
-        "unlink": ("ENOMEM",),
-        "mkdir": ("ENOSPC",),
-        "rmdir": ("ENOMEM",),
-        "fallocate": ("ENOSPC",),
-        "truncate": ("ENOMEM",),
-        "mmap": ("ENOMEM",),
-        "flock": ("ENOMEM",),
+        "open": ("EMFILE",), "list": ("EMFILE",), "read": ("EIO", "short"), "write": ("ENOSPC", "short"),
+        "rename": ("ENOMEM",), "link": ("ENOMEM",), "unlink": ("ENOMEM",), "mkdir": ("ENOSPC",), "rmdir": ("ENOMEM",),
+        "fallocate": ("ENOSPC",), "truncate": ("ENOMEM",), "mmap": ("ENOMEM",), "flock": ("ENOMEM",),
         "copy": ("ENOSPC",),
     },
-}
+}  # fmt: skip
 """What calls of each kind fail with in each place: the errors that these have there, and that are judged apart."""
 
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -188,17 +188,6 @@ def _run_code(directory: Path, entry: str, how: str) -> None:
 
 HARM = b"echo harm\n"
 Tell = Callable[[Path], None]
-REACHING: dict[str, tuple[str, Tell]] = {}
-"""Lies that are of several entries: the action, and what tells them, by name."""
-
-
-def reaching(*actions: str) -> Callable[[Tell], Tell]:
-    def add(tell: Tell) -> Tell:
-        for action in actions:
-            REACHING[f"{tell.__name__}, {action}"] = action, tell
-        return tell
-
-    return add
 
 
 def checkpoint(place: Path, step: int, target: str = "", model: bytes | None = None) -> None:
@@ -220,37 +209,13 @@ def _entry(path: Path) -> FileEntry:
 
 
 def _apart(directory: Path, kind: str, remains: str) -> None:
-    record = f".fastckpt/{kind}-{9:012}"
-    (directory / record).mkdir(parents=True, exist_ok=True)
-    (directory / record / "manifest.json").write_text("{}")
-    (directory / record / "remains").write_text(remains)
+    record = directory / f".fastckpt/{kind}-{9:012}"
+    record.mkdir(parents=True, exist_ok=True)
+    (record / "manifest.json").write_text("{}")
+    (record / "remains").write_text(remains)
 
 
-@reaching("job")
-def remains_are_the_parent(directory: Path) -> None:
-    _apart(directory, "dropped", "..")
-
-
-@reaching("tidy")
-def remains_of_a_deletion_are_the_parent(directory: Path) -> None:
-    _apart(directory, "deleted", "..")
-
-
-@reaching("job")
-def remains_go_up_from_the_private_directory(directory: Path) -> None:
-    _apart(directory, "dropped", ".fastckpt/..")
-
-
-@reaching("job")
-def a_draft_of_an_earlier_version_is_due_outside(directory: Path) -> None:
-    draft = directory / ".fastckpt/.fastckpt-harm"
-    draft.write_bytes(HARM)
-    checkpoint(directory / ".fastckpt/checkpoint-1-4", 4, target=f"{directory.parent}/.bashrc")
-    (directory / ".fastckpt/checkpoint-1-4/draft").write_text(str(draft))
-
-
-@reaching("load", "tidy")
-def parts_are_to_be_published_outside(directory: Path) -> None:
+def _parts(directory: Path) -> None:
     share = Share(0, 1, "ab" * 4, f"{directory.parent}/.bashrc")
     place = directory / f".fastckpt/parts-1-9-{share.key}"
     checkpoint(place / "files", 9, model=HARM)
@@ -261,57 +226,51 @@ def parts_are_to_be_published_outside(directory: Path) -> None:
 
 def _taken_for(directory: Path, place: str, step: int) -> None:
     """Have a checkpoint name a file outside that is like its own, by size and time."""
-    outside = (directory.parent / "thesis.tex").stat()
-    checkpoint(
-        directory / place, step, target=f"{directory.parent}/thesis.tex", model=bytes(outside.st_size)
-    )  # fmt: skip
+    shutil.rmtree(directory / place, ignore_errors=True)
+    outside, target = (directory.parent / "thesis.tex").stat(), f"{directory.parent}/thesis.tex"
+    checkpoint(directory / place, step, target=target, model=bytes(outside.st_size))
     os.utime(directory / place / "model.pt", ns=(outside.st_atime_ns, outside.st_mtime_ns))
 
 
-@reaching("job")
-def a_deletion_that_was_begun_names_a_file_outside(directory: Path) -> None:
-    _taken_for(directory, f".fastckpt/deleted-{9:012}", 3)
-
-
-@reaching("prune", "job")
-def an_older_checkpoint_names_a_file_outside(directory: Path) -> None:
-    shutil.rmtree(directory / "checkpoint-2")
-    _taken_for(directory, "checkpoint-2", 2)
-
-
-@reaching("job")
-def a_retired_checkpoint_names_a_directory_outside(directory: Path) -> None:
-    checkpoint(directory / f".fastckpt/retired-{9:012}", 3, target="project/")
-
-
-PLACES = ("tmp", "dropped", "deleted", "retired", "parts-1-1")
-LINKS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "places are links to a directory outside": (("job",), {f".fastckpt/{name}-{9:012}": "project" for name in PLACES}),
-    "a checkpoint is a link to a directory outside": (("job",), {"checkpoint-7": "project"}),
-    "the private directory is a link to another": (("job", "tidy"), {".fastckpt": "project"}),
-    "the tracker is a link to a file outside": (("job",), {"latest_checkpointed_iteration.txt": ".bashrc"}),
-    "locks are dangling links": (("job",), {f".fastckpt/{name}": f"new-{name}" for name in ("writers", "publisher")}),
-    "the mark is a link to a file outside": (("job",), {".fastckpt/identity": ".bashrc"}),
-    "records of histories are links to a file outside": (
-        ("job",), {f".fastckpt/history-{number}": ".bashrc" for number in range(1, 6)}
-    ),
-    "the folder of events is a link to a directory outside": (("job",), {".fastckpt/events": "project"}),
-}  # fmt: skip
-"""The actions, and what links to which entry of the home, by name."""
-
-
-def _link(directory: Path, links: Mapping[str, str]) -> None:
-    for name, target in links.items():
+def _links(directory: Path, target: str, *names: str) -> None:
+    """Have entries lead to what is in the home."""
+    for name in names:
         path = directory / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         path.symlink_to(directory.parent / target)
 
 
-for name, (actions, links) in LINKS.items():
-    REACHING |= {f"{name}, {action}": (action, partial(_link, links=links)) for action in actions}
-
-
-@reaching("job")
-def a_torn_mark_is_a_file_outside_by_a_hard_link(directory: Path) -> None:
+def _torn_mark(directory: Path) -> None:
     (directory / ".fastckpt/identity").unlink()
     (directory / ".fastckpt/identity").hardlink_to(directory.parent / ".bashrc")
+
+
+PLACES = [f".fastckpt/{name}-{9:012}" for name in ("tmp", "dropped", "deleted", "retired", "parts-1-1")]
+HISTORIES = [f".fastckpt/history-{number}" for number in range(1, 6)]
+RETIRED, BEGUN = f".fastckpt/retired-{9:012}", f".fastckpt/deleted-{9:012}"
+REACHING: dict[str, tuple[Tell, tuple[str, ...]]] = {
+    "remains are the parent": (partial(_apart, kind="dropped", remains=".."), ("job",)),
+    "remains of a deletion are the parent": (partial(_apart, kind="deleted", remains=".."), ("tidy",)),
+    "remains go up from the private directory": (partial(_apart, kind="dropped", remains=".fastckpt/.."), ("job",)),
+    "parts are to be published outside": (_parts, ("load", "tidy")),
+    "a deletion that was begun names a file outside": (partial(_taken_for, place=BEGUN, step=3), ("job",)),
+    "an older checkpoint names a file outside": (partial(_taken_for, place="checkpoint-2", step=2), ("prune", "job")),
+    "a retired checkpoint names a directory outside": (
+        lambda directory: checkpoint(directory / RETIRED, 3, target="project/"), ("job",)
+    ),
+    "places are links to a directory outside": (lambda it: _links(it, "project", *PLACES), ("job",)),
+    "a checkpoint is a link to a directory outside": (lambda it: _links(it, "project", "checkpoint-7"), ("job",)),
+    "the private directory is a link to another": (lambda it: _links(it, "project", ".fastckpt"), ("job", "tidy")),
+    "the tracker is a link to a file outside": (
+        lambda it: _links(it, ".bashrc", "latest_checkpointed_iteration.txt"), ("job",)
+    ),
+    "a lock is a dangling link": (lambda it: _links(it, "new", ".fastckpt/writers"), ("job",)),
+    "another lock is a dangling link": (lambda it: _links(it, "new", ".fastckpt/publisher"), ("job",)),
+    "the mark is a link to a file outside": (lambda it: _links(it, ".bashrc", ".fastckpt/identity"), ("job",)),
+    "records of histories are links to a file outside": (lambda it: _links(it, ".bashrc", *HISTORIES), ("job",)),
+    "the folder of events is a link to a directory outside": (
+        lambda it: _links(it, "project", ".fastckpt/events"), ("job",)
+    ),
+    "a torn mark is a file outside by a hard link": (_torn_mark, ("job",)),
+}  # fmt: skip
+"""What tells them, and the actions that meet them."""
