@@ -1,4 +1,4 @@
-"""The same on a GPU: bitwise gradients, less memory, changes noticed, streams respected, by either way to the disk.
+"""The same on a GPU: bitwise gradients, less memory, streams respected, by either way to the disk.
 
 None of these has run yet: no GPU was there. Tests with GPUDirect Storage skip where fastckpt says that there is none.
 """
