@@ -3,12 +3,15 @@
 import contextlib
 import os
 import signal
+import sys
 import time
 import traceback
 from typing import Any
 
-FAILED = 3
-"""How a child exits after an error."""
+from fastckpt.errors import ConfigError
+
+FAILED, REFUSED = 3, 4
+"""How a child exits after an error, and after one of its user's."""
 LIMIT_S = 120.0
 
 
@@ -20,6 +23,9 @@ def forked(act: Any, after: float | None = None) -> int:
         try:
             act()
             os._exit(0)
+        except ConfigError as error:
+            sys.stderr.write(f"{error}\n")
+            os._exit(REFUSED)
         except BaseException:
             traceback.print_exc()
             os._exit(FAILED)

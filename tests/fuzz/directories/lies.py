@@ -1,14 +1,13 @@
-"""Lies about a directory: in the place of an entry, code in pickles, and what made earlier versions reach outside."""
+"""Well-formed lies about a directory: of each field of each record, and in the place of each entry, one at a time."""
 
 import io
 import json
+import math
 import os
 import pickle
-import shutil
 import socket
 import stat
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import FileEntry, Manifest, _digest
-from fastckpt._core.io.direct import digest_file
-from fastckpt._core.storage.share import Share, name_of
+from fastckpt._core.format.ids import LARGEST
+from fastckpt._core.format.manifest import _digest
+from fastckpt.errors import BadCheckpoint
 from tests.fuzz.directories.saved import state_of
 
 
@@ -30,14 +28,27 @@ class Lie(NamedTuple):
         name: Says what is lied about, and how.
         entry: Its path in the directory.
         tell: Does it.
+        forges: Whether another state may have been put under a step's name, by someone who can sign as we do.
     """
 
     name: str
     entry: str
     tell: Callable[[Path], None]
+    forges: bool = False
 
 
-# --- what is opened there blocks, never ends, or is not what has a name outside
+# --- entries
+
+ABSENT = (
+    *(f".fastckpt/{name}" for name in (
+        "writers", "publisher", "history-2", "events", "checkpoint-1-9/draft", "tmp-000000000009/draft",
+        "tmp-000000000009",
+        "parts-1-9-000000000000/part-0.json", "quarantine-3-1-000000000009/why.txt", "retired-000000000009",
+        "dropped-000000000009", "dropped-000000000009/remains", "deleted-000000000009", "deleted-000000000009/remains",
+    )),
+    "checkpoint-9", "checkpoint-0004", "model.pt", "other-1",
+)  # fmt: skip
+"""Names that need not be there, and mean something."""
 
 
 def replaced(directory: Path, entry: str, put: Callable[[Path, Path], None]) -> None:
@@ -75,11 +86,24 @@ def _sparse(path: Path, _: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
+def _text(path: Path, _: Path, *, text: bytes, count: int) -> None:
+    with path.open("wb") as file:
+        for _ in range(count):
+            file.write(text)
+
+
 def _device(path: Path, _: Path) -> None:
     os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5))
 
 
 KINDS: dict[str, Callable[[Path, Path], None]] = {
+    "a link to a file": lambda path, home: path.symlink_to(home / "thesis.tex"),
+    "a link to a file, by a relative path": lambda path, home: path.symlink_to(
+        os.path.relpath(home / ".bashrc", path.parent)
+    ),
+    "a link to a directory outside": lambda path, home: path.symlink_to(home / "project"),
+    "a dangling link": lambda path, home: path.symlink_to(home / "new"),
+    "a link to the home": lambda path, home: path.symlink_to(home),
     "an endless link": _loop,
     "a link to itself": lambda path, _: path.symlink_to(path.name),
     "a link to /dev/zero": lambda path, _: path.symlink_to("/dev/zero"),
@@ -87,52 +111,156 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
     "a pipe": lambda path, _: os.mkfifo(path),
     "a socket": _socket,
     "a device": _device,
+    "an empty directory": lambda path, _: path.mkdir(),
     "a directory with files": _filled,
+    "an empty file": lambda path, _: path.touch(),
     "a sparse file of 1 TB": _sparse,
+    "a huge text": partial(_text, text=b"x" * (1 << 20), count=80),
+    "a deep text": partial(_text, text=b"[" * 1000, count=1000),
+    "nothing": lambda path, _: None,
 }
 """What an entry may be instead."""
-WHY, REMAINS = f".fastckpt/quarantine-checkpoint-9-{0:012}/why.txt", f".fastckpt/deleted-{9:012}/remains"
-WAITING = {
-    "load": {
-        ".fastckpt/identity": ("a pipe", "a link to /dev/zero"),
-        ".fastckpt/history-2": ("a pipe",),
-        "checkpoint-3/manifest.json": ("a pipe",),
-        f".fastckpt/parts-1-9-{0:012}/part-0.json": ("a pipe",),
-        "checkpoint-3/rank_0.pt": ("a pipe",),
-        "checkpoint-3": ("an endless link",),
-    },
-    "look": {
-        ".fastckpt/history-1": ("a pipe", "a link to /dev/zero"),
-        WHY: ("a pipe", "a sparse file of 1 TB"),
-        "latest_checkpointed_iteration.txt": ("a pipe",),
-        ".fastckpt/events": ("a socket",),
-        "checkpoint-2/model.pt": () if os.getuid() else ("a device",),
-        ".fastckpt": ("a link to itself",),
-    },
-    "job": {
-        ".fastckpt/writers": ("a pipe", "a hard link to a file outside"),
-        ".fastckpt/checkpoint-1-9/draft": ("a pipe",),
-        ".fastckpt/publisher": ("a socket",),
-    },
-    "tidy": {
-        REMAINS: ("a pipe", "a link to /dev/zero"),
-        f".fastckpt/tmp-{9:012}/draft": ("a pipe",),
-        ".fastckpt/writers": ("a directory with files",),
-    },
-}
-"""By action: what is in the place of which entry."""
+if os.getuid():
+    del KINDS["a device"]
 
 
-def of_entries(action: str) -> list[Lie]:
-    """Those of `WAITING`."""
-    return [
-        Lie(f"{entry} is {kind}", entry, partial(replaced, entry=entry, put=KINDS[kind]))
-        for entry, kinds in WAITING[action].items()
-        for kind in kinds
-    ]
+def of_entries(directory: Path) -> Iterator[Lie]:
+    """All lies in the place of what is there, or might be."""
+    there = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+    for entry in dict.fromkeys([*there, *ABSENT]):
+        for kind, put in KINDS.items():
+            yield Lie(f"{entry} is {kind}", entry, partial(replaced, entry=entry, put=put))
 
 
-# --- what is unpickled there calls a function
+# --- fields
+
+
+def of_fields(directory: Path) -> Iterator[Lie]:
+    """All lies in the records, which are valid again then, and in texts."""
+    home = directory.parent
+    for path in sorted(directory.rglob("*")):
+        entry = str(path.relative_to(directory))
+        if path.name == "manifest.json" or path.name.startswith("part-"):
+            yield from _of_record(entry, json.loads(_plain(path)), home, _signed)
+        elif path.name.startswith("history-"):
+            yield from _of_record(entry, json.loads(path.read_text()), home, _record)
+        elif path.suffix == ".jsonl":
+            yield from _of_log(entry, path.read_text().splitlines(), home)
+    texts = [f".fastckpt/{name}" for name in ("deleted-000000000000/remains", "dropped-000000000001/remains")]
+    texts += [".fastckpt/identity", ".fastckpt/tmp-000000000000/draft", "latest_checkpointed_iteration.txt"]
+    texts += [str(path.relative_to(directory)) for path in sorted(directory.glob(".fastckpt/quarantine-*/why.txt"))]
+    for entry in texts:
+        for text in [*texts_of(home), "checkpoint-3", "checkpoint-2", ".fastckpt", "f" * 32, "9" * 30]:
+            yield Lie(f"{entry} says {text[:60]!r}", entry, partial(write_text, entry=entry, text=text))
+
+
+def _plain(path: Path) -> str:
+    return path.read_text().rstrip("}") + "}" if path.parent.name.startswith("quarantine") else path.read_text()
+
+
+def write_text(directory: Path, entry: str, text: str) -> None:
+    (directory / entry).parent.mkdir(parents=True, exist_ok=True)
+    (directory / entry).write_text(text, "utf-8", "surrogatepass")
+
+
+def _signed(body: Any) -> str:
+    """A manifest with the digest of its text."""
+    body.pop("digest", None)
+    return json.dumps({**body, "digest": _digest(body)})
+
+
+def _record(body: Any) -> str:
+    """A record of a history in whole pages."""
+    text = json.dumps(body)
+    return text.ljust(-(-len(text) // 1024) * 1024 - 1) + "\n"
+
+
+def _of_record(entry: str, body: Any, home: Path, written: Callable[[Any], str]) -> Iterator[Lie]:
+    for place in places(body):
+        for value in lies_about(_at(body, place), home):
+            lying = json.loads(json.dumps(body))
+            _put(lying, place, value)
+            try:
+                text = written(lying)
+            except BadCheckpoint:  # it is no JSON: of NaN
+                continue
+            name = f"{entry}: {'.'.join(map(str, place))} is {_shown(value)}"
+            yield Lie(name, entry, partial(write_text, entry=entry, text=text), forges=place[0] in ("id", "files"))
+
+
+def _of_log(entry: str, lines: list[str], home: Path) -> Iterator[Lie]:
+    """Lies in one event of each name."""
+    seen = set[str]()
+    for i, line in enumerate(lines):
+        body = json.loads(line)
+        if body["event"] in seen:
+            continue
+        seen.add(body["event"])
+        for place in places(body):
+            for value in lies_about(_at(body, place), home):
+                lying = json.loads(line)
+                _put(lying, place, value)
+                text = "\n".join([*lines[:i], json.dumps(lying), *lines[i + 1 :], ""])
+                name = f"{entry}: {body['event']}.{'.'.join(map(str, place))} is {_shown(value)}"
+                yield Lie(name, entry, partial(write_text, entry=entry, text=text))
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) < 60 else f"{repr(value)[:50]}..., {len(repr(value))} characters"
+
+
+def places(body: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to all values in a JSON value, such as ("files", 0, "name")."""
+    items = body.items() if isinstance(body, dict) else enumerate(body[:2]) if isinstance(body, list) else ()
+    for key, value in items:
+        if key == "digest" and not above:
+            continue  # it is made to fit
+        yield (*above, key)
+        yield from places(value, (*above, key))
+
+
+def _at(body: Any, place: tuple[Any, ...]) -> Any:
+    for key in place:
+        body = body[key]
+    return body
+
+
+def _put(body: Any, place: tuple[Any, ...], value: Any) -> None:
+    _at(body, place[:-1])[place[-1]] = value
+
+
+def texts_of(home: Path) -> list[str]:
+    """Paths and names that a text may say."""
+    outside = [str(home / "thesis.tex"), f"{home}/project/", str(home / "new"), "/dev/zero", "/", str(home)]
+    inside = ["model.pt", "rank_0.pt", "checkpoint-2/model.pt", "checkpoint-3/", ".fastckpt/identity", "manifest.json"]
+    odd = ["", ".", "x" * 300, "x\ny", "\x1b[2J", "a\0b", "\ud800", "a//b"]
+    return [*outside, "..", "../..", "../.bashrc", "checkpoint-3/../../.bashrc", ".fastckpt/..", *inside, *odd]
+
+
+NUMBERS = [0, -1, 1, 2, 3, 99, LARGEST, 2**63, 2**64, 10**400, 0.5, 1e300, math.nan, math.inf, 4_000_000_000.0]
+
+
+def lies_about(value: Any, home: Path) -> list[Any]:
+    """Other values of its kind, and of other kinds."""
+    others: list[Any] = [None, True, [], {}, "5", 7]
+    match value:
+        case bool() | None:
+            found: list[Any] = [not value, [3, 1], {"history": 1, "step": 2}, "..", 1]
+        case int() | float():
+            found = NUMBERS
+        case str():
+            digits = ["0" * 32, "f" * 32] if len(value) == 32 else []
+            found = [*texts_of(home), *digits]
+        case list():
+            found = [[], [*value, *value], value[::-1], value * 2000, [None]]
+        case dict():
+            found = [{}, {name: None for name in value}, {**value, "..": value}, {str(n): value for n in range(300)}]
+        case _:
+            found = []
+    return [each for each in [*found, *others] if (each is not value and each != value) or each != each]
+
+
+# --- code
 
 
 class Canary:
@@ -145,23 +273,13 @@ class Canary:
         return os.system, (f"touch {self._home}/harm",)
 
 
-RUNNING = {
-    "shard": {
-        "checkpoint-3/.metadata": ("saved", "plain"), "checkpoint-3/__0_0.distcp": ("saved",),
-        "checkpoint-3/rank_0.pt": ("plain",),
-    },
-    "left": {"checkpoint-3/model.pt": ("saved", "plain")},
-}  # fmt: skip
-"""By the kind of directory: which entry is code, and how."""
-
-
-def of_pickles(kind: str) -> list[Lie]:
-    """Code in the place of each of `RUNNING`, signed."""
-    return [
-        Lie(f"{entry} runs code, {how}", entry, partial(_run_code, entry=entry, how=how))
-        for entry, hows in RUNNING[kind].items()
-        for how in hows
-    ]
+def of_pickles(directory: Path) -> Iterator[Lie]:
+    """Code in the place of each pickle, signed."""
+    for path in sorted(directory.rglob("*")):
+        if path.suffix in (".pt", ".distcp") or path.name == ".metadata":
+            entry = str(path.relative_to(directory))
+            for how in ("saved", "plain"):
+                yield Lie(f"{entry} runs code, {how}", entry, partial(_run_code, entry=entry, how=how))
 
 
 def _run_code(directory: Path, entry: str, how: str) -> None:
@@ -175,102 +293,9 @@ def _run_code(directory: Path, entry: str, how: str) -> None:
         path.write_bytes(file.getvalue())
     manifest = path.parent / "manifest.json"
     if manifest.is_file():
-        body = json.loads(manifest.read_text())
+        body = json.loads(_plain(manifest))
         for each in body["files"]:
             if each["name"] == path.name:
                 content = path.read_bytes()
                 each.update(size=len(content), digest=xxhash.xxh3_128_hexdigest(content))
-        body.pop("digest")
-        manifest.write_text(json.dumps({**body, "digest": _digest(body)}))
-
-
-# --- several entries, which reach outside
-
-HARM = b"echo harm\n"
-Tell = Callable[[Path], None]
-
-
-def checkpoint(place: Path, step: int, target: str = "", model: bytes | None = None) -> None:
-    """A checkpoint as one who knows all formats writes it; by default with the files of a real one."""
-    real = next(above / "checkpoint-3" for above in place.parents if (above / "checkpoint-3").is_dir())
-    place.mkdir(parents=True)
-    for name in ("model.pt", "rank_0.pt"):
-        shutil.copy2(real / name, place / name)
-    if model is not None:
-        (place / "model.pt").write_bytes(model)
-    files = tuple(_entry(place / name) for name in ("model.pt", "rank_0.pt"))
-    details = {"ranks": {"0": ["model.pt", "rank_0.pt"]}, "num_threads": 1}
-    manifest = Manifest(SaveId(1, step), None, files, 1, time.time(), details, target)
-    (place / "manifest.json").write_text(manifest.to_json())
-
-
-def _entry(path: Path) -> FileEntry:
-    return FileEntry(path.name, path.stat().st_size, digest_file(path))
-
-
-def _apart(directory: Path, kind: str, remains: str) -> None:
-    record = directory / f".fastckpt/{kind}-{9:012}"
-    record.mkdir(parents=True, exist_ok=True)
-    (record / "manifest.json").write_text("{}")
-    (record / "remains").write_text(remains)
-
-
-def _parts(directory: Path) -> None:
-    share = Share(0, 1, "ab" * 4, f"{directory.parent}/.bashrc")
-    place = directory / f".fastckpt/parts-1-9-{share.key}"
-    checkpoint(place / "files", 9, model=HARM)
-    whole = Manifest.from_json((place / "files/manifest.json").read_text())
-    (place / "files/manifest.json").unlink()
-    (place / name_of(0)).write_text(share.mark(whole).to_json())
-
-
-def _taken_for(directory: Path, place: str, step: int) -> None:
-    """Have a checkpoint name a file outside that is like its own, by size and time."""
-    shutil.rmtree(directory / place, ignore_errors=True)
-    outside, target = (directory.parent / "thesis.tex").stat(), f"{directory.parent}/thesis.tex"
-    checkpoint(directory / place, step, target=target, model=bytes(outside.st_size))
-    os.utime(directory / place / "model.pt", ns=(outside.st_atime_ns, outside.st_mtime_ns))
-
-
-def _links(directory: Path, target: str, *names: str) -> None:
-    """Have entries lead to what is in the home."""
-    for name in names:
-        path = directory / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        path.symlink_to(directory.parent / target)
-
-
-def _torn_mark(directory: Path) -> None:
-    (directory / ".fastckpt/identity").unlink()
-    (directory / ".fastckpt/identity").hardlink_to(directory.parent / ".bashrc")
-
-
-PLACES = [f".fastckpt/{name}-{9:012}" for name in ("tmp", "dropped", "deleted", "retired", "parts-1-1")]
-HISTORIES = [f".fastckpt/history-{number}" for number in range(1, 6)]
-RETIRED, BEGUN = f".fastckpt/retired-{9:012}", f".fastckpt/deleted-{9:012}"
-REACHING: dict[str, tuple[Tell, tuple[str, ...]]] = {
-    "remains are the parent": (partial(_apart, kind="dropped", remains=".."), ("job",)),
-    "remains of a deletion are the parent": (partial(_apart, kind="deleted", remains=".."), ("tidy",)),
-    "remains go up from the private directory": (partial(_apart, kind="dropped", remains=".fastckpt/.."), ("job",)),
-    "parts are to be published outside": (_parts, ("load", "tidy")),
-    "a deletion that was begun names a file outside": (partial(_taken_for, place=BEGUN, step=3), ("job",)),
-    "an older checkpoint names a file outside": (partial(_taken_for, place="checkpoint-2", step=2), ("prune", "job")),
-    "a retired checkpoint names a directory outside": (
-        lambda directory: checkpoint(directory / RETIRED, 3, target="project/"), ("job",)
-    ),
-    "places are links to a directory outside": (lambda it: _links(it, "project", *PLACES), ("job",)),
-    "a checkpoint is a link to a directory outside": (lambda it: _links(it, "project", "checkpoint-7"), ("job",)),
-    "the private directory is a link to another": (lambda it: _links(it, "project", ".fastckpt"), ("job", "tidy")),
-    "the tracker is a link to a file outside": (
-        lambda it: _links(it, ".bashrc", "latest_checkpointed_iteration.txt"), ("job",)
-    ),
-    "a lock is a dangling link": (lambda it: _links(it, "new", ".fastckpt/writers"), ("job",)),
-    "another lock is a dangling link": (lambda it: _links(it, "new", ".fastckpt/publisher"), ("job",)),
-    "the mark is a link to a file outside": (lambda it: _links(it, ".bashrc", ".fastckpt/identity"), ("job",)),
-    "records of histories are links to a file outside": (lambda it: _links(it, ".bashrc", *HISTORIES), ("job",)),
-    "the folder of events is a link to a directory outside": (
-        lambda it: _links(it, "project", ".fastckpt/events"), ("job",)
-    ),
-    "a torn mark is a file outside by a hard link": (_torn_mark, ("job",)),
-}  # fmt: skip
-"""What tells them, and the actions that meet them."""
+        manifest.write_text(_signed(body))

@@ -1,188 +1,55 @@
 """A user's home with a checkpoint directory that may lie; what an action did to it that it must not do."""
 
-import contextlib
 import importlib
-import logging
+import json
 import os
-import resource
 import shutil
+import signal
 import subprocess
-import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
-from click.testing import CliRunner
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.local.foreign_files import foreign
-from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
-from fastckpt.errors import FastckptError
-from fastckpt.fsdp import FsdpShardCheckpointer
-from fastckpt_run.cli import main
-from fastckpt_run.events import summary
-from fastckpt_run.events.log_file import EventLog
+from tests.faults.jobs import run_forked
+from tests.fuzz.directories import saved
+from tests.fuzz.directories.actions import Outcome, act
 from tests.fuzz.directories.lies import Lie
-from tests.fuzz.directories.saved import NAME, STEPS, Sharded, one_process, save, state_of, step_of
+from tests.fuzz.directories.saved import AGAIN, NAME, save
 from tests.fuzz.forked import forked
 
-PATIENCE_S = 2.0
-"""Seconds that a job, and then its end, waits for a save that cannot become durable."""
-MEMORY = 2 << 30
-"""Bytes that an action may map: what reads without end ends there."""
-NEXT = 50
-"""The step that a job saves, after all that were saved."""
-
-
-class Acting(logging.Handler):
-    """Does the parts of an action, and takes note of what is wrong with what comes of them.
-
-    Attributes:
-        wrong: Errors that no user should see, or that name no file, and states that should not have been loaded.
-    """
-
-    def __init__(self, directory: Path, entry: str, *, sharded: bool) -> None:
-        super().__init__(logging.INFO)
-        self.wrong: list[str] = []
-        self._said: list[str] = []
-        self._directory, self._entry, self._sharded = directory, entry, sharded
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._said.append(record.getMessage())
-
-    def do(self, name: str, act: Callable[[], Any]) -> Any:
-        """Do one part; what it returns, None if that was an error."""
-        try:
-            return act()
-        except FastckptError as error:
-            self._tells(f"{name}: {error}")
-        except BaseException as error:
-            self.wrong.append(f"{name}: {''.join(traceback.format_exception(error)[-4:])[-900:]}")
-        return None
-
-    def _tells(self, error: str) -> None:
-        if str(self._directory) not in error:
-            self.wrong.append(f"names no file: {error}")
-
-    def command(self, name: str, *arguments: object) -> None:
-        def run() -> None:
-            result = CliRunner().invoke(main, [name, *map(str, arguments)])
-            if result.exception and not isinstance(result.exception, SystemExit):
-                raise result.exception
-            if result.exit_code == 2:
-                self._tells(f"fastckpt {name}: {result.stderr.strip()}")
-            else:
-                assert result.exit_code in (0, 1) and "Traceback" not in result.output, result.output[-500:]
-
-        self.do(f"fastckpt {name}", run)
-
-    def look(self) -> None:
-        """Whatever only reads."""
-        directory, store = self._directory, CheckpointDirectory(self._directory)
-        self.do("scan", store.scan)
-        self.do("known", store.known)
-        self.do("identity", store.identity)
-        self.do("histories", lambda: [store.histories.read(n) for n in (1, store.histories.newest(fresh=False))])
-        with contextlib.suppress(OSError):
-            self.do("foreign", lambda: foreign(directory))
-        self.command("ls", directory)
-        self.command("ls", directory, "--json")
-        self.command("which", directory)
-        self.command("verify", directory, "--all")
-        self.command("show", f"{directory}@latest")
-        self.command("diff", f"{directory}/checkpoint-2", f"{directory}@3")
-        self.command("export", f"{directory}@3", directory.parent.parent / "exported.pt", "--force")
-        self.do("log", lambda: summary._has_log(str(directory)))
-        if (directory / ".fastckpt/events").exists():
-            self.command("report", directory)
-
-    def load(self) -> None:
-        """A plain Python process that loads."""
-        self.do("load", lambda: (self._load_shards if self._sharded else self._train)(self._directory))
-
-    def resume(self) -> None:
-        """A process that loads a checkpoint by its path, for a directory of its own."""
-        own, path = self._directory.parent.parent / "own", str(self._directory / "checkpoint-3")
-        shutil.rmtree(own, ignore_errors=True)
-        self.do("resume", lambda: (self._load_shards if self._sharded else self._train)(own, path))
-
-    def job(self) -> None:
-        """A job that loads, and saves; all but the newest are deleted."""
-        self.do("job", lambda: self._train(self._directory, saves=True))
-        self.do("events", lambda: EventLog(self._directory, [b'{"event": "job_ended"}\n']).close(1.0))
-
-    def prune(self) -> None:
-        """A deletion by hand."""
-        self.command("prune", self._directory, "--keep-last", "1", "--yes")
-
-    def tidy(self) -> None:
-        """What a job does at its start and afterwards, one by one."""
-        store = CheckpointDirectory(self._directory)
-        self.do("settle", store.settle)
-        self.do("sweep", store.sweep)
-        scan = self.do("scan", store.scan)
-        for bad, why in scan.damaged if scan else ():
-            self.do(f"quarantine {bad}", lambda bad=bad, why=why: store.quarantine(bad, why))
-        for stored in scan.distinct[1:] if scan else ():
-            self.do(f"delete {stored.id}", lambda id=stored.id: store.delete(id))
-        self.do("mark", lambda: store.mark("c" * 32))
-        self.do("sweep", store.sweep)
-
-    def _train(self, directory: Path, path: str = "", *, saves: bool = False) -> None:
-        strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
-        with DdpCheckpointer(directory, strategy) as checkpointer:
-            state = checkpointer.load_checkpoint(path)
-            self._loaded(checkpointer.loaded_step, step_of(state))
-            if not saves:
-                return
-            checkpointer.save_checkpoint(NEXT, state_of(NEXT), storage_type=StorageType.DISK)
-            try:
-                is_durable = checkpointer.wait_latest_checkpoint(PATIENCE_S) == NEXT
-            except TimeoutError as error:
-                self._tells(f"save: {error}")
-                return
-        if is_durable:
-            store = CheckpointDirectory(directory)
-            store.verify(next(stored for stored in store.checkpoints() if stored.id.step == NEXT))
-
-    def _load_shards(self, directory: Path, path: str = "") -> None:
-        with one_process(), FsdpShardCheckpointer(directory) as checkpointer:
-            sharded = Sharded()
-            checkpointer.load_checkpoint(sharded.model, sharded.optimizer, path)
-            self._loaded(checkpointer.loaded_step, sharded.step if checkpointer.loaded_step >= 0 else 0)
-
-    def _loaded(self, step: int, state_step: int | None) -> None:
-        """It is what was saved under its step; an older one than the newest is loaded with a word of the lie."""
-        ours = (".fastckpt", "model.pt", "manifest.json")
-        words = {f"step {STEPS[-1]} "} | {part for part in self._entry.split("/") if part not in ours}
-        if state_step != step:
-            self.wrong.append(f"step {step} was loaded, with the state of {state_step}")
-        elif step != STEPS[-1] and not any(word in line for line in self._said for word in words):
-            self.wrong.append(f"step {step} was loaded without a word of {self._entry}")
+DEADLINE_S = 10.0
+WAITS = "waiting, for up to "
+"""In a line of the log: a job waits, for a time that it says, for another that may use the directory."""
 
 
 class Sandbox:
     """Gives each action the same directory again.
 
     Args:
-        kind: "left" or "shard", as `saved.save` takes it.
+        kind: One of `saved.SAVES`.
         folder: For this alone; the home in it has the same path in each action, as some records have absolute ones.
+        deadline: Seconds after which an action hangs.
     """
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self._sharded = kind == "shard"
+    def __init__(self, kind: str, folder: Path, deadline: float = DEADLINE_S) -> None:
+        self._sharded, self._deadline = kind.startswith("shard"), deadline
         self.home, self._saved, self._folder = folder / "home", folder / "saved", folder
         self.directory = self.home / NAME
         if self._sharded:
             importlib.import_module("torch._dynamo")  # once, and not in each fork: sharding asks it
-        self._shm = Path(os.environ["FASTCKPT_SHM_DIR"]) / "of-the-case"
+        self._to, self._shm = folder / "outcome", Path(os.environ["FASTCKPT_SHM_DIR"]) / "of-the-case"
         with self._memory():
-            assert forked(lambda: save(kind, self.home)) == 0
+            assert forked(lambda: save(kind, self.home, folder / "scratch"), 120) == 0
         self.home.rename(self._saved)
+        self._newest = dict[str, int | None]()
 
-    @contextlib.contextmanager
+    def lies(self, *families: Callable[[Path], Iterator[Lie]]) -> list[list[Lie]]:
+        """All of some families, such as those of entries."""
+        self._restore()
+        return [list(family(self.directory)) for family in families]
+
+    @contextmanager
     def _memory(self) -> Iterator[None]:
         """Shared memory of one action: what a killed one leaves there is removed."""
         self._shm.mkdir()
@@ -196,47 +63,89 @@ class Sandbox:
             for path in Path("/dev/shm").glob(f"*{str(self._shm).removeprefix('/dev/shm/').replace('/', '.')}*"):
                 path.unlink()
 
-    def _act(self, action: str, lie: Lie) -> None:
-        """In a fork; nothing is written to the terminal."""
-        torch.set_num_threads(1)
-        output = os.open(self._folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        for descriptor in (1, 2):
-            os.dup2(output, descriptor)
-        warnings.simplefilter("ignore")
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-        os.environ["FASTCKPT_FLUSH_TIMEOUT"] = str(PATIENCE_S)
-        acting = Acting(self.directory, lie.entry, sharded=self._sharded)
-        logging.basicConfig(handlers=[acting], level=logging.INFO, force=True)
-        logging.getLogger("fastckpt").propagate = True
-        getattr(acting, action)()
-        assert not acting.wrong, acting.wrong
+    def _done(self, action: str, lie: Lie | None = None) -> Outcome:
+        """What an action comes to."""
+        self._restore()
+        if lie:
+            lie.tell(self.directory)
+        self._before = entries(self.home)
+        self._to.unlink(missing_ok=True)
+        with self._memory():
+            code = forked(lambda: act(action, self.directory, self._to, sharded=self._sharded), self._deadline)
+        outcome = Outcome(**json.loads(self._to.read_text()))
+        if code == -signal.SIGKILL and not any(WAITS in line for line in outcome.log):
+            outcome.defects.append(f"{outcome.doing}: no end in {self._deadline:g} s")
+        elif code not in (0, -signal.SIGKILL):
+            output = self._to.with_suffix(".output").read_text(errors="replace")
+            outcome.defects.append(f"{outcome.doing}: exit {code}: {output[-1500:]}")
+        return outcome
 
-    def wrongs(self, action: str, lie: Lie) -> list[str]:
-        """What an action did on the word of a lie that it must not do, in words."""
+    def _restore(self) -> None:
         for path in (self.home, self._folder / "replaced"):
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
         # With their times, and links between files.
         subprocess.run(["cp", "-a", self._saved, self.home], check=True)
-        lie.tell(self.directory)
-        before = entries(self.home)
-        with self._memory():
-            code = forked(lambda: self._act(action, lie))
-        found = [f"outside: {each}" for each in differences(before, entries(self.home))]
-        if code:
-            found.append(f"exit {code}: {(self._folder / 'output').read_text(errors='replace')[-3000:]}")
-        return found + (self._lost(lie) if action in ("look", "load", "resume") else [])
 
-    def _lost(self, lie: Lie) -> list[str]:
-        """Whole checkpoints of which nothing was a lie, and that are not what they were."""
-        found = []
-        for path in sorted((self._saved / NAME).glob("checkpoint-[1-9]*/*")):
-            here = self.directory / path.parent.name / path.name
-            is_told = lie.entry.split("/")[0] == path.parent.name or not lie.entry
-            if not is_told and (not here.is_file() or here.read_bytes() != path.read_bytes()):
-                found.append(f"{here} was lost")
+    def wrongs(self, action: str, lie: Lie) -> list[str]:
+        """What an action did on the word of a lie that it must not do, in words."""
+        if action in ("load", "resume", "job") and action not in self._newest:
+            self._newest[action] = self._done(action).step
+        outcome = self._done(action, lie)
+        found = [f"outside: {each}" for each in differences(self._before, entries(self.home))]
+        found += outcome.defects
+        found += [f"names no file: {error}" for error in outcome.errors if str(self.directory) not in error]
+        found += self._wrongly_loaded(action, lie, outcome)
+        if action in ("look", "load", "resume"):
+            found += self._lost(lie)
+        if outcome.durable:
+            found += self._not_durable(outcome.durable)
         return found
+
+    def launched(self, tells: Iterable[Callable[[Path], None]]) -> list[str]:
+        """The same of a job of fastckpt-run in a directory with several lies, which resumes, saves and deletes."""
+        self._restore()
+        for tell in tells:
+            tell(self.directory)
+        before = entries(self.home)
+        run_forked(self._folder / "scratch", "--standalone", "--nproc-per-node=1", saved.__file__, AGAIN, self.home)
+        return [*differences(before, entries(self.home)), *self._not_durable(50)]
+
+    def _wrongly_loaded(self, action: str, lie: Lie, outcome: Outcome) -> Iterator[str]:
+        if outcome.step is None:
+            return
+        if outcome.state_step == 0:
+            yield "starts afresh beside checkpoints"
+        elif outcome.state_step is None or (outcome.state_step != outcome.step and not lie.forges):
+            yield f"step {outcome.step} was loaded, with the state of {outcome.state_step}"
+        newest = self._newest[action]
+        is_gone = lie.name.endswith("is nothing") or (
+            (self._saved / NAME / lie.entry).is_dir()
+            and " is a" in lie.name
+            and ("link" not in lie.name or "hard link" in lie.name)
+        )
+        if outcome.step == newest or lie.forges or is_gone:
+            return
+        if not any(name in line for line in outcome.log for name in _names(lie.entry, newest)):
+            yield f"step {outcome.step} instead of {newest} was loaded without a word of {lie.entry}"
+
+    def _lost(self, lie: Lie) -> Iterator[str]:
+        """Whole checkpoints of which nothing was a lie, and that are not what they were."""
+        for place in sorted((self._saved / NAME).glob("checkpoint-[1-9]*")):
+            if lie.entry.split("/")[0] == place.name or lie.entry in (".", ""):
+                continue
+            for path in place.iterdir():
+                here = self.directory / place.name / path.name
+                if not here.is_file() or here.read_bytes() != path.read_bytes():
+                    yield f"{here} was lost"
+
+    def _not_durable(self, step: int) -> Iterator[str]:
+        store = CheckpointDirectory(self.directory)
+        found = {stored.id.step: stored for stored in store.checkpoints()}
+        if step not in found:
+            yield f"step {step} was called durable, and is not there"
+        else:
+            store.verify(found[step])
 
 
 def entries(home: Path) -> dict[str, object]:
@@ -254,5 +163,18 @@ def entries(home: Path) -> dict[str, object]:
     return {**found, NAME: directory and (directory.st_mode, directory.st_ino)}
 
 
-def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+def differences(before: dict[str, object], after: dict[str, object]) -> Iterator[str]:
+    for name in sorted(before.keys() | after.keys()):
+        if name not in after or after[name] is None:
+            yield f"{name} was removed"
+        elif name not in before:
+            yield f"{name} was made"
+        elif before[name] != after[name]:
+            yield f"{name} was changed"
+
+
+def _names(entry: str, step: int | None) -> set[str]:
+    """By what a line of a log may name what was not loaded."""
+    return {f"step {step} "} | {
+        part for part in entry.split("/") if part not in (".fastckpt", "model.pt", "manifest.json")
+    }

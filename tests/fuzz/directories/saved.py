@@ -1,7 +1,9 @@
-"""Checkpoint directories as real saves wrote them, and their states."""
+"""Checkpoint directories as real saves wrote them, and their states; a job runs it as ``saved.py KIND HOME``."""
 
+import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.snapshot.rng_state import rng_state
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt._core.storage.share import Share
+from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
+from tests.faults.jobs import run_forked
 
 STEPS = (1, 2, 3)
+AGAIN = "again"
+"""The kind that a job gives that goes on with a directory."""
 NAME = "run"
 """The checkpoint directory in a user's home."""
 FILES = {
@@ -76,30 +86,79 @@ class Sharded:
         return int(values.pop()) if len(values) == 1 else None
 
 
-def _save_shard(home: Path) -> None:
-    with one_process():
-        sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
-        checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
-        for step in STEPS:
-            sharded.fill(step)
-            checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-            assert checkpointer.wait_latest_checkpoint(60)
-        checkpointer.close()
-
-
-def _save_left(home: Path) -> None:
-    """A checkpoint of each kind of path, and a damaged one in quarantine."""
+def _save_replicated(home: Path) -> None:
     directory = home / NAME
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.load_checkpoint()
-        for step, path in zip(STEPS, (directory / "first.pt", home / "models/best.pt", ""), strict=True):
-            own = {"sampler": [step, "0"]}
-            checkpointer.save_checkpoint(step, state_of(step), str(path), StorageType.DISK, rank_state=own)
+        paths = {1: directory / "first.pt", 2: home / "models/best.pt", 3: ""}
+        for step in STEPS:
+            path, metrics = str(paths[step]), {"loss": 1 / step}
+            own = {"sampler": [step, os.environ.get("RANK", "0")]}
+            checkpointer.save_checkpoint(
+                step, state_of(step), path, StorageType.DISK, metrics=metrics, rank_state=own
+            )  # fmt: skip
             assert checkpointer.wait_latest_checkpoint(60)
+
+
+def _save_next(home: Path) -> None:
+    """Resume what is there, save one more, and have the others deleted."""
+    directory = home / NAME
+    with DdpCheckpointer(directory, KeepLatestStepStrategy(1, str(directory))) as checkpointer:
+        assert step_of(checkpointer.load_checkpoint()) == checkpointer.loaded_step > 0
+        checkpointer.save_checkpoint(50, state_of(50), storage_type=StorageType.DISK)
+        assert checkpointer.wait_latest_checkpoint(60)
+
+
+def _save_sharded(home: Path) -> None:
+    sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
+    checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
+    for step in STEPS:
+        sharded.fill(step)
+        checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
+        assert checkpointer.wait_latest_checkpoint(60)
+    checkpointer.close()
+
+
+def _left(home: Path) -> None:
+    """Add what crashes, faults and earlier versions leave: each by the rename, or copy, that they died after."""
+    directory, store = home / NAME, CheckpointDirectory(home / NAME)
+    private = directory / ".fastckpt"
+    for number in (1, 2):
+        _publish_of_nodes(store, step=3 + number, nodes=range(number, 2) if number == 1 else range(2))
+    for kind in ("tmp", "dropped", "deleted"):
+        shutil.copytree(directory / "checkpoint-1", private / f"{kind}-{0:012}")
+    (private / f"tmp-{0:012}/model.pt").unlink()
+    apart = private / f"dropped-{1:012}"  # of a directory that could not be renamed
+    shutil.copytree(directory / "checkpoint-1", directory / "checkpoint-0")
+    apart.mkdir()
+    (directory / "checkpoint-0/manifest.json").rename(apart / "manifest.json")
+    (apart / "remains").write_text("checkpoint-0")
     shutil.copytree(directory / "checkpoint-1", directory / "checkpoint-9")
-    (directory / "checkpoint-9/manifest.json").write_text("}")
-    found = CheckpointDirectory(directory).quarantine(directory / "checkpoint-9", "its manifest is damaged")
-    found.rename(found.with_name(f"quarantine-checkpoint-9-{0:012}"))  # the same name each time
+    with (directory / "checkpoint-9/manifest.json").open("ab") as file:
+        file.write(b"}")
+    quarantined = store.quarantine(directory / "checkpoint-9", "its manifest is damaged")
+    quarantined.rename(private / f"quarantine-checkpoint-9-{0:012}")  # the same name each time
+    (directory / "checkpoint-1").rename(private / f"retired-{0:012}")
+
+
+def _publish_of_nodes(store: CheckpointDirectory, step: int, nodes: range) -> None:
+    """Parts of a checkpoint of two nodes, which nobody has published."""
+    images = store.path.parent / f"images-{step}"
+    images.mkdir()
+    for node in nodes:
+        files = {f"rank_{node}.pt": {"state": {}, "rng": rng_state()}} | ({} if node else {"model.pt": state_of(step)})
+        for name, content in files.items():
+            torch.save(content, images / name)
+        ranks = {str(node): [*files, "model.pt"][:2]}
+        paths = {name: images / name for name in files}
+        request = PublishRequest(SaveId(1, step), paths, world_size=2, details={"ranks": ranks, "num_threads": 1})
+        store.contribute(request, Share(node, 2, "ab" * 4))
+    shutil.rmtree(images)
+
+
+def _save_shard(home: Path) -> None:
+    with one_process():
+        _save_sharded(home)
 
 
 @contextmanager
@@ -112,10 +171,30 @@ def one_process() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def save(kind: str, home: Path) -> None:
+SAVES: dict[str, tuple[int, Callable[[Path], None]]] = {
+    "left": (0, lambda home: (_save_replicated(home), _left(home))[0]),
+    "shard": (0, _save_shard),
+    "ranks": (2, _save_replicated),
+    "shards": (2, _save_sharded),
+}
+"""By kind: as how many ranks of a job it is saved, 0 for a process without a launcher; and how."""
+
+
+def save(kind: str, home: Path, scratch: Path) -> None:
     """Have a directory of a kind in a user's home."""
     home.mkdir()
     for name, text in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    {"left": _save_left, "shard": _save_shard}[kind](home)
+    ranks, write = SAVES[kind]
+    if ranks:
+        run_forked(scratch, "--standalone", f"--nproc-per-node={ranks}", Path(__file__), kind, home)
+    else:
+        write(home)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    write = _save_next if sys.argv[1] == AGAIN else SAVES[sys.argv[1]][1]
+    write(Path(sys.argv[2]))
+    dist.destroy_process_group()
