@@ -39,7 +39,7 @@ def prepare(folder: Path) -> None:
 
 
 class Notes:
-    """What this process notes of the test that it works for."""
+    """Lines that this process has executed for a test."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._environment, self._pid = folder, os.environ, os.getpid  # modules are cleared at the end
@@ -156,7 +156,7 @@ def called(folder: Path) -> dict[str, set[tuple[str, int]]]:
 
 
 def _functions(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
-    """Where the outermost functions begin, decorators included, and the first and last lines of their bodies."""
+    """First lines of the outermost functions, decorators included, and the first and last ones of their bodies."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             began = min([node.lineno, *(each.lineno for each in node.decorator_list)])
