@@ -102,7 +102,7 @@ def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, t
     assert two.stored()[:1] == [38], two.text()
 
 
-@pytest.mark.parametrize("how", ["trains", "stands still"])
+@pytest.mark.parametrize("how", [pytest.param("trains", marks=pytest.mark.campaign), "stands still"])
 def test_a_job_on_the_same_host_is_superseded_and_its_memory_resumed(new_job, how: str, tmp_path: Path) -> None:
     """An agent that runs stops its workers and lets go; one that does not is killed."""
     here = tmp_path / "shared"

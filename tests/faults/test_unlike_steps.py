@@ -83,7 +83,7 @@ def test_steps_that_one_rank_omits_are_named_and_the_others_count(tmp_path: Path
     assert [loaded for _, *loaded in ranks] == [[9, {"time": 6}]] * 2, text
 
 
-@pytest.mark.parametrize("way", ["dies", "never saves"])
+@pytest.mark.parametrize("way", ["dies", pytest.param("never saves", marks=pytest.mark.campaign)])
 def test_what_a_rank_has_to_do_is_said_if_it_never_saves_and_not_if_it_dies(tmp_path: Path, way: str):
     """It is late in both cases at first, while the other one goes on; the launcher says of what it died."""
     (tmp_path / "train.py").write_text(LATE)

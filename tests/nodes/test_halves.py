@@ -5,6 +5,8 @@ test_second_events.py has more hosts, and what may happen meanwhile.
 
 import time
 
+import pytest
+
 from tests.nodes.conftest import Fleet
 from tests.nodes.hosts import name_of
 from tests.nodes.job import NodesJob
@@ -50,6 +52,7 @@ def test_of_two_halves_one_goes_on_and_the_other_joins_it(fleet: Fleet) -> None:
     fleet.compare(job, ranks=1)
 
 
+@pytest.mark.campaign
 def test_a_half_that_waits_ends_well_with_the_other_one_and_runs_no_end_of_its_own(fleet: Fleet) -> None:
     job, goes_on, waits = split(fleet)
     done, starts = job.steps(waits), job.starts(waits)

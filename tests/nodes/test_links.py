@@ -10,6 +10,7 @@ NOWHERE = "02:00:00:00:00:99"
 """The address of no interface."""
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("flags", [("--fast-hang-timeout", "15")])
 def test_of_two_hosts_without_a_link_one_leaves_for_a_spare(fleet: Fleet, flags: tuple[str, ...]) -> None:
     job = fleet.with_spares(3, 1, flags=("--fast-metrics-port", "9400", *flags))

@@ -1,8 +1,11 @@
 """A host on which another directory shows in the place of the checkpoint directory: its mount is lost."""
 
+import pytest
+
 from tests.nodes.conftest import Fleet
 
 
+@pytest.mark.campaign
 def test_a_host_that_loses_its_mount_writes_nothing_and_goes_on_when_it_has_it_again(fleet: Fleet) -> None:
     job = fleet.started((0, 1), "--memory", "5", "--disk", "10")
     storage, empty, host = job.cluster.storage, job.cluster.folder / "empty", job.cluster.hosts[1]

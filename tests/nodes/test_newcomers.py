@@ -3,6 +3,8 @@
 Hosts that have old addresses of others, in /etc/hosts or DNS, come to it all the same.
 """
 
+import pytest
+
 from tests.nodes.conftest import Fleet
 from tests.nodes.hosts import HOSTS, address_of, name_of
 from tests.nodes.job import DEADLINE, LAST_CALL, SOON, NodesJob
@@ -42,6 +44,7 @@ def test_hosts_with_another_directory_are_refused_by_name_and_one_that_fits_join
     job.finish()
 
 
+@pytest.mark.campaign
 def test_a_host_that_may_hold_the_store_and_has_old_addresses_of_all_others_joins(fleet: Fleet) -> None:
     job = fleet.job((0, 1, 2), *LONG, nodes="2:3", stores=(0, 1, 2), flags=LAST_CALL)
     job.launch(0, 1)

@@ -80,6 +80,7 @@ def test_hosts_resume_from_memory_after_each_of_many_faults(fleet: Fleet, way: s
     fleet.finish(job, ranks=count)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("meeting", ["[fd00::1]:29400"])
 def test_hosts_that_have_addresses_of_ipv6_alone_resume_from_memory(fleet: Fleet, meeting: str) -> None:
     job = NodesJob(fleet.new_cluster(0, 1, ipv6=True), nodes="2", meeting=meeting)

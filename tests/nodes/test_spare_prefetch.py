@@ -52,6 +52,7 @@ def finish(job: NodesJob) -> None:
     job.finish()
 
 
+@pytest.mark.campaign
 def test_a_spare_takes_over_from_what_it_has_prefetched(fleet: Fleet) -> None:
     """No large file comes over the network then."""
     job = started(fleet)

@@ -192,6 +192,7 @@ class TestNodes:
         for job in (alone, nobody):
             job.ends(75)
 
+    @pytest.mark.campaign
     def test_torchs_static_rendezvous_waits_in_vain_or_for_a_first_node_that_comes_late(self, jobs: SavingJobs) -> None:
         """The second node is the first to come, and says whom it does not reach; a second first one is refused."""
         place = ("--nnodes=2", f"--master-port={free_port()}")
