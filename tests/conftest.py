@@ -15,8 +15,6 @@ import pytest
 from hypothesis import settings
 
 MARK = "TEST_MARK"
-PRELOAD = "TEST_PRELOAD"
-"""Sets how the jobs of all tests start their workers that do not say so themselves; else they execute them."""
 ROOT = Path(__file__).parents[1]
 # torch's stores look up names of addresses, in the thread that serves all: a question that a name server loses shall
 # cost them 1 s, not 5 s.
@@ -90,7 +88,7 @@ def leaves_nothing_behind(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", PATH)
-    monkeypatch.setenv("FASTCKPT_PRELOAD", os.environ.get(PRELOAD, "off"))
+    monkeypatch.setenv("FASTCKPT_PRELOAD", "off")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # known, or each forked process tries it with a file
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
         monkeypatch.delenv(variable)

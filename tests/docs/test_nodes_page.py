@@ -6,7 +6,7 @@ import pytest
 
 from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import place
-from fastckpt._core.policy.replicas.survival import parity_survival, survival
+from tests.docs.survival import parity_survival, survival
 
 PAGE = Path(__file__).parents[2] / "docs/clusters/nodes.md"
 

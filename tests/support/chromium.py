@@ -1,6 +1,5 @@
 """Chromium without a screen, driven by its DevTools protocol over a pipe: https://chromedevtools.github.io/devtools-protocol."""
 
-import base64
 import fcntl
 import json
 import os
@@ -55,19 +54,10 @@ class Browser:
             time.sleep(0.05)
         return found
 
-    def look(self, width: int, height: int = 900, *, dark: bool = False, scale: float = 1.0) -> None:
-        """Have a window of this size, on a screen of a phone or a desk, in the light or in the dark."""
-        phone = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
+    def look(self, width: int, height: int = 900) -> None:
+        """Have a window of this size, on a screen of a phone or a desk."""
+        phone = {"width": width, "height": height, "deviceScaleFactor": 1.0, "mobile": width < 500}
         self._call("Emulation.setDeviceMetricsOverride", **phone)
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self._call("Emulation.setEmulatedMedia", features=features)
-
-    def without_scripts(self) -> None:
-        self._call("Emulation.setScriptExecutionDisabled", value=True)
-
-    def picture(self, path: Path, *, whole: bool = True) -> None:
-        image = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(image["data"]))
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

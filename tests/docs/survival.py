@@ -29,16 +29,6 @@ def parity_survival(groups: Sequence[Group], lost: int) -> float:
     return _probability([[1, len(group)] for group in groups], sum(map(len, groups)), lost)
 
 
-def ring_survival(nodes: int, lost: int) -> float:
-    """The same for one ring of all nodes, in which each holds the files of the one before: none may be beside another.
-
-    So many choices of places that are not neighbours does a circle have (I. Kaplansky, Bull. AMS 49, 1943, lemma 2).
-    """
-    if not 0 < lost < nodes:
-        return float(lost == 0)
-    return nodes / (nodes - lost) * comb(nodes - lost, lost) / comb(nodes, lost)
-
-
 def _probability(parts: Sequence[Sequence[int]], nodes: int, lost: int) -> float:
     """Return the share of good choices among all of lost nodes: by the good ones of each part, by their numbers."""
     found = [1]
