@@ -146,7 +146,9 @@ def run(folder: Path, count: int, seed: int, seconds: float, part: tuple[int, in
             names, began = chosen(calling, seconds), time.monotonic()
             end, by = outcome(point, names, 30 + 3 * seconds) if names else ("is not called", "")
             took = round(time.monotonic() - began, 1)
-            results.write(json.dumps(asdict(point) | {"end": end, "by": by, "tests": len(names), "took": took}) + "\n")
+            results.write(
+                json.dumps(asdict(point) | {"outcome": end, "by": by, "tests": len(names), "took": took}) + "\n"
+            )
             results.flush()
             print(f"{end}: {point.path}:{point.start[0]} {point.kind} ({took} s)", flush=True)
 
@@ -157,14 +159,14 @@ def show(folder: Path) -> None:
     for title, name in (("room", lambda line: str(Path(line["path"]).parent)), ("kind", lambda line: line["kind"])):
         ends: dict[str, Counter[str]] = defaultdict(Counter)
         for line in lines:
-            ends[name(line)][line["end"]] += 1
+            ends[name(line)][line["outcome"]] += 1
         print(f"| {title} | die | of |\n| --- | --- | --- |")
         for each, found in sorted(ends.items()):
             print(f"| {each} | {found['dies'] + found['hangs']} | {found.total()} |")
     for line in lines:
-        if line["end"] not in ("dies", "hangs"):
+        if line["outcome"] not in ("dies", "hangs"):
             print(f"{line['end']}: {line['path']}:{line['start'][0]} {line['kind']}: {line['text'][:80]!r}")
-    dead = sum(line["end"] in ("dies", "hangs") for line in lines)
+    dead = sum(line["outcome"] in ("dies", "hangs") for line in lines)
     print(f"{dead} of {len(lines)} die")
 
 
