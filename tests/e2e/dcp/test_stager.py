@@ -180,3 +180,20 @@ def test_staging_waits_for_the_stream_of_training(writer: SharedMemoryWriter, st
         torch.accelerator.synchronize()
         dcp.load({"values": loaded}, storage_reader=SharedMemoryReader(writer))
         assert torch.equal(loaded, torch.full_like(loaded, step))
+
+
+def test_staging_waits_for_pending_writes_of_a_device(
+    writer: SharedMemoryWriter, stager: SharedMemoryStager, monkeypatch: pytest.MonkeyPatch
+):
+    """It was launched in a stream of the training thread; DCP's thread has another."""
+    values = state(1)
+
+    class Written:
+        def synchronize(self) -> None:
+            values["model"]["weight"].fill_(2)
+
+    monkeypatch.setattr("fastckpt.dcp.stager._all_launched", Written)
+    future = dcp.async_save(values, storage_writer=writer, checkpoint_id="1", async_stager=stager)
+    spoil(values)
+    future.result(DEADLINE)
+    assert torch.equal(load(writer)["model"]["weight"], state(2)["model"]["weight"])

@@ -121,11 +121,9 @@ def lose_memory(nodes: Nodes) -> None:
 
 
 def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes: Nodes):
-    path = nodes.directory.with_name("user") / "model.pt"
     for step in (1, 2):
-        nodes.save(step, 0, 1, path=str(path) if step == 2 else "")
+        nodes.save(step, 0, 1)
         assert nodes.wait(0, 1) == [step, step]
-    assert torch.load(path, weights_only=True)["step"] == 2
     place = nodes.directory / "checkpoint-1"
     assert {path.name for path in place.iterdir()} == {"model.pt", "rank_0.pt", "rank_1.pt", "manifest.json"}
     assert torch.equal(torch.load(place / "model.pt", weights_only=True)["weights"], state(1)["weights"])
@@ -136,6 +134,15 @@ def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes
         assert nodes.resume() == [(2, "storage")] * 2
         relaunch(nodes)
     assert nodes.resume(place) == [(1, "storage")] * 2
+
+
+def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp_path: Path):
+    path = tmp_path / "user/model.pt"
+    for step in (1, 2):
+        nodes.save(step, 0, 1, path=str(path))
+        assert nodes.wait(0, 1) == [step, step]
+        assert torch.load(path, weights_only=True)["step"] == step
+    assert nodes.resume() == [(2, "storage")] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -211,32 +218,23 @@ def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
     assert on_storage(nodes.directory) == [3]
 
 
-def test_incomplete_parts_are_reported(nodes: Nodes, said: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("is_first", [True, False])
+def test_incomplete_parts_are_reported(nodes: Nodes, said: pytest.LogCaptureFixture, is_first: bool):
+    if not is_first:
+        nodes.save(1, 0, 1)
+        nodes.wait(0, 1)
     nodes.save_alone(2, 0)
     lose_memory(nodes)
     nodes.start_nodes()
-    assert nodes.load() == [{}, {}]
-    text = (
-        "step 2 of history 1 on storage is not resumed: it lacks the parts of 1 of 2 nodes: 1; nothing older is there"
-    )
+    assert nodes.load() == [{}, {}] if is_first else [loaded["step"] for loaded in nodes.load()] == [1, 1]
+    instead = "nothing older is there" if is_first else "step 1 of history 1 is resumed"
+    text = f"step 2 of history 1 on storage is not resumed: it lacks the parts of 1 of 2 nodes: 1; {instead}"
     assert said.text.count(text) == 1
     nodes.save(3, 0, 1)
     nodes.wait(0, 1)
     relaunch(nodes)
     nodes.load()
     assert said.text.count("is not resumed") == 1  # what is newer made it useless
-
-
-def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
-    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    """A node that was stopped by a signal leaves; the others resume what they hold, and save in another history."""
-    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3600.0)
-    nodes.save_alone(1, 0)
-    publish(CheckpointDirectory(nodes.directory), SaveId(2, 2))
-    nodes.members[0].close()
-    nodes.savers[0].close()
-    assert "in memory only" not in said.text and "lacks the parts" not in said.text
 
 
 def test_parts_untouched_for_long_are_removed_and_reported(
@@ -253,6 +251,18 @@ def test_parts_untouched_for_long_are_removed_and_reported(
     nodes.save(1, 1)
     assert nodes.wait(0, 1) == [1, 1]
     assert said.text.count(text) == 1 and not is_ahead(nodes)
+
+
+def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """A node that was stopped by a signal leaves; the others resume what they hold, and save in another history."""
+    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3600.0)
+    nodes.save_alone(1, 0)
+    publish(CheckpointDirectory(nodes.directory), SaveId(2, 2))
+    nodes.members[0].close()
+    nodes.savers[0].close()
+    assert "in memory only" not in said.text and "lacks the parts" not in said.text
 
 
 def test_without_locks_all_parts_are_published_at_load(
@@ -313,7 +323,13 @@ def test_the_newest_step_that_all_nodes_have_is_flushed(nodes: Nodes):
     assert nodes.wait(0, 1) == [2, 2]
 
 
-@pytest.mark.parametrize(("harm", "is_durable"), [(flip, True), (flip, False), (Path.unlink, False)])
+def clear(path: Path) -> None:
+    slots.clear(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("harm", "is_durable"), [(flip, True), (flip, False), (Path.unlink, False), (clear, True), (clear, False)]
+)
 def test_damaged_memory_of_one_node_is_replaced_from_storage_or_all_fall_back(
     running: Nodes, harm: Callable[[Path], None], is_durable: bool
 ):

@@ -87,43 +87,54 @@ def test_an_impossible_file_mode_is_refused_with_the_limit(mode: str) -> None:
     ("argv", "code", "message"),
     [
         (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl; names are given in full: --fast-slots"),
+        (["--fast-bogus", "t.py"], 2, "no such option: --fast-bogus; names are given in full: --fast-shm-dir"),
+        (["--fast-slots", "many", "t.py"], 2, "--fast-slots is 'many'"),
+        (["--fast-flush=1", "t.py"], 2, "--fast-flush"),
+        (["--fast-summary=long", "t.py"], 2, "summary is 'long'; give short or full (--fast-summary"),
         (["--fast-slots"], 2, "argument --fast-slots: expected one argument"),
         (["--fast-slots=7", "t.py"], 2, "slots is 7"),
-        (["--fast-summary=long", "t.py"], 2, "summary is 'long'; give short or full (--fast-summary"),
         (["--fast-max-stalls=-1", "t.py"], 2, "max_stalls is -1; give a number of failures, or 0 for no limit"),
-        (["--fast-hang-timeout=nan", "t.py"], 2, "hang_timeout is 'nan'; "),
         (["--fast-spares=-1", "t.py"], 2, "spares is -1; give a number of hosts, or 0 for none"),
-        (["--fast-spares=1", "--standalone", TOUCH], 2, "spares is 1 (--fast-spares), and --standalone is given"),
         (["--fast-replicas=3", TOUCH], 2, "replicas is '3'; give 0, 1 or 2 copies, xor:3 to xor:16"),
+        (["--fast-replicas=xor:2", TOUCH], 2, "replicas is 'xor:2'; give 0, 1 or 2 copies, xor:3 to xor:16"),
         (["--fast-replica-mbps=-1", TOUCH], 2, "replica_mbps is -1.0; give 1 MB per second or more, or 0"),
         (
             ["--fast-replica-medium=disk", TOUCH],
             2,
             "replica_medium is 'disk'; give memory, or disk:DIR with the absolute",
         ),
+        (["--fast-replica-medium=tape:/x", TOUCH], 2, "replica_medium is 'tape:/x'; give memory, or disk:DIR"),
         (["--fast-replica-medium=disk:/nowhere", TOUCH], 2, "no copies can be kept in /nowhere: No such file or direc"),
         (["--fast-spares=1", "--nnodes=2", TOUCH], 2, "spares is 1 (--fast-spares), and --rdzv-backend is static"),
+        (["--fast-spares=1", "--standalone", TOUCH], 2, "spares is 1 (--fast-spares), and --standalone is given"),
         (["--fast-spares=2", "--rdzv-backend=c10d", TOUCH], 2, "spares is 2 (--fast-spares), and --nnodes is 1"),
         (["--fast-restart-budget=3", TOUCH], 2, "restart_budget is '3'; give RESTARTS/TIME, both above 0"),
+        (["--bogus", "t.py"], 2, "unrecognized arguments: --bogus"),
+        ([], 2, "the following arguments are required: training_script"),
         (["--max-restarts=x", "t.py"], 2, "invalid int value: 'x'"),
+        (["--nproc-per-node=several", "t.py"], 1, "Unsupported nproc_per_node value: several"),
         (["--nproc-per-node=0", TOUCH], 1, "--nproc-per-node is 0; give 1 or more workers, auto, cpu or gpu"),
         (["--monitor-interval=0", TOUCH], 1, "--monitor-interval is 0; give seconds above 0"),
         (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
+        (["--no-python", "-m", "t.py"], 1, "Don't use both"),
+        (["--redirects=9", "t.py"], 1, "9 does not match"),
         (["--rdzv-conf=join_timeout=x", TOUCH], 1, "join_timeout is 'x' in --rdzv-conf; give a number above 0"),
         (["--fast-secret-file=/none/such", TOUCH], 2, "the secret cannot be read from /none/such: No such file"),
         (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
         (["missing.py"], 1, "no such script: missing.py"),
+        (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
     ],
 )
-def test_an_error_of_the_command_line_is_one_line(argv: list[str], code: int, message: str, capfd) -> None:
-    """Also of a dry run."""
-    for dry in ([], ["--fast-dry-run"]):
-        with pytest.raises(SystemExit) as exit:
-            main([*dry, *argv])
-        assert exit.value.code == code
-        lines = capfd.readouterr().err.splitlines()
-        assert [line for line in lines if line.startswith("fastckpt-run: error: ") and message in line] == lines[-1:]
-        assert "Traceback" not in "".join(lines)
+@pytest.mark.parametrize("dry", [[], ["--fast-dry-run"]], ids=["launch", "dry-run"])
+def test_an_error_of_the_command_line_is_one_line(
+    argv: list[str], code: int, message: str, dry: list[str], capfd
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([*dry, *argv])
+    assert exit.value.code == code
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("fastckpt-run: error: ") and message in line] == lines[-1:]
+    assert "Traceback" not in "".join(lines)
 
 
 def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, capfd) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt_run.failures.cannot_start import broken_syntax, why_not_started
+from fastckpt_run.failures.cannot_start import broken_syntax, is_among_first_imports, why_not_started
 
 NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
 PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
@@ -105,3 +105,9 @@ pieces = st.sampled_from(PIECES + FRAMES)
 @given(st.lists(pieces | st.text(max_size=8), max_size=8), st.sampled_from([1, 2, 0, -9]))
 def test_any_output_of_a_worker_is_read_without_an_error(lines: list[str], exitcode: int) -> None:
     assert why_not_started("\n".join(lines), exitcode) in ("", *lines, "No module named y")
+
+
+def test_lines_outside_the_source_are_not_among_first_imports() -> None:
+    assert not is_among_first_imports("import a\n", 2)
+    assert not is_among_first_imports("def f(:\n", 1)
+    assert is_among_first_imports("import a\nimport b\n", 2)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from fastckpt._core.client import job_store
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.job_store import job_store_if_met
+from tests.support.counting_store import CountingStore
 
 WORLD = 3
 Job = Callable[[int], Any]
@@ -31,7 +32,7 @@ class Rounds:
         self._server.start()
         self._port = here.recv()
         self._store = dist.TCPStore("127.0.0.1", self._port, timeout=timedelta(seconds=60))
-        self.number = 0
+        self.number, self.world = 0, WORLD
         self.ranks: list[Any] = []
 
     def close(self) -> None:
@@ -51,9 +52,9 @@ class Rounds:
         self.number += 1
         for key in self.addresses():  # else gloo itself fails to connect
             self._store.delete_key(key)
-        pipes = [_FORK.Pipe(duplex=False) for _ in range(WORLD)]
+        pipes = [_FORK.Pipe(duplex=False) for _ in range(self.world)]
         self.ranks = ranks = [
-            _FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(WORLD)
+            _FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(self.world)
         ]
         for each in ranks:
             each.start()
@@ -68,11 +69,13 @@ class Rounds:
 
     def form(self, rank: int) -> None:
         """Form a process group in the store."""
-        dist.init_process_group("gloo", store=self.client(), rank=rank, world_size=WORLD)
+        dist.init_process_group("gloo", store=self.client(), rank=rank, world_size=self.world)
 
     def client(self) -> dist.Store:
         """A client of the store; the tests' processes each make one."""
-        return dist.TCPStore("127.0.0.1", self._port, timeout=timedelta(seconds=60))
+        client = dist.TCPStore("127.0.0.1", self._port, timeout=timedelta(seconds=60))
+        self.counts = CountingStore(client, under="fastckpt/meet")
+        return self.counts
 
     def _rank(self, job: Job, rank: int, answer: Any) -> None:
         os.environ |= {"RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -93,7 +96,8 @@ def rounds() -> Iterator[Rounds]:
     found.close()
 
 
-def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds) -> None:
+@pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.campaign)])
+def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds, late: int) -> None:
     """They were killed as all had spoken, as one had spoken a round ahead, and before all had met."""
 
     def killed(rank: int) -> None:
@@ -117,7 +121,7 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds) -> None:
         Agreement("resume")
 
     def heard(rank: int) -> list[Any]:
-        time.sleep(0.3 * (rank == 0))
+        time.sleep(0.3 * (rank == late))
         ranks = Agreement("resume")
         return [ranks.gather(["alive", rank, number]) for number in range(3)]
 
@@ -127,14 +131,36 @@ def test_no_rank_receives_messages_of_killed_ranks(rounds: Rounds) -> None:
     assert rounds.start(heard) == [[[["alive", rank, number] for rank in range(WORLD)] for number in range(3)]] * WORLD
 
 
-def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -> None:
-    """Also with ranks that have agreed on more in another one before; who waits for long is told for which rank."""
-
-    def job(rank: int) -> list[Any]:
-        heard, told = [], list[str]()
+def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
+    def job(rank: int) -> list[str]:
+        told: list[str] = []
         job_store.PATIENCE = 0.2
         job_store.logger.addFilter(lambda record: bool(told.append(record.getMessage())))
         time.sleep(0.6 * (rank == 2))
+        Agreement("resume")
+        return told
+
+    first, *others = rounds.start(job)
+    assert others == [[], []]
+    assert len(first) == 1 and "still waiting for rank 2 after 0.2 s, and up to 3600 s" in first[0]
+
+
+def test_gloo_addresses_are_gone_once_all_ranks_have_sent_messages(rounds: Rounds) -> None:
+    def job(rank: int) -> None:
+        dist.new_group([0, 1])
+        Agreement("resume").gather(rank)
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    rounds.start(job)
+    assert rounds.addresses() == []
+
+
+def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -> None:
+    """Also with ranks that have agreed on more in another one before."""
+
+    def job(rank: int) -> list[Any]:
+        heard = []
         for group in range(3):
             ranks = Agreement("resume")
             heard.append(ranks.gather([group, rank]))
@@ -144,7 +170,19 @@ def test_a_second_process_group_in_one_process_uses_fresh_keys(rounds: Rounds) -
             dist.destroy_process_group()
             rounds.form(rank)
             assert job_store_if_met("any") is None
-        assert rank or "still waiting for rank 2 after 0.2 s, and up to 3600 s" in told[0]
         return heard
 
     assert rounds.start(job) == [[[[group, rank] for rank in range(WORLD)] for group in range(3)]] * WORLD
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_to_meet_costs_six_messages_for_each_rank(rounds: Rounds, world: int) -> None:
+    """However late a rank is; the second round removes what the first one has left."""
+    rounds.world = world
+
+    def job(rank: int) -> int:
+        time.sleep(0.2 * (rank == world - 1))
+        Agreement("resume")
+        return rounds.counts.requests.total()
+
+    assert [sum(rounds.start(job)) for _ in range(2)] == [6 * world + 2, 6 * world + 4]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,16 @@ def on_hosts(names: str, fewest: int = 1, most: int = 0, **options: Any) -> Iter
 
 def hosts(handler: Handler) -> list[str]:
     return [node.host for node in handler.round.nodes]
+
+
+def drained(nodes: list[Handler], out: int) -> list[Handler]:
+    """Drain the host of one of these that have met; the others, which meet without it."""
+    left = in_thread(lambda: nodes[0].host_drain().leave_out(nodes[out]._me.host))
+    ended(nodes)
+    stay = [node for number, node in enumerate(nodes) if number != out]
+    meet(stay)
+    assert left.result(PATIENCE).name == stay[0].round.name
+    return stay
 
 
 def waits_for_a_place(node: Handler, members: list[Handler]) -> "Future[object]":
@@ -68,14 +78,27 @@ def test_a_host_is_found_by_any_name_of_its_address_but_one_that_the_job_knows_i
             find("d.example.org")
 
 
-def test_the_host_of_the_only_store_is_not_drained():
-    with on_hosts("ab") as (_, nodes):
-        nodes[0]._me = nodes[0]._me._replace(address="127.0.0.1")
-        meet(nodes)
-        with pytest.raises(DrainRefused, match="a holds the store of the rendezvous, and no other host may"):
-            nodes[1].host_drain().find("a")
-        with pytest.raises(DrainRefused, match="b is not drained; drained are: none"):
-            nodes[1].host_drain().take_back("b")
+def test_a_drained_host_waits_until_it_is_taken_back_in():
+    with on_hosts("abc", 2) as (job, nodes):
+        assert nodes[0].host_drain().find("address of b") == ("b", False)
+        stay = drained(nodes, 1)
+        waits = in_thread(nodes[1].next_rendezvous)
+        assert hosts(stay[0]) == ["a", "c"] and nodes[0].host_drain().find("b") == ("b", True)
+        # What fails meanwhile takes it not back in, nor does another agent on that host.
+        meet(stay)
+        again = job.new()
+        again._me = again._me._replace(host="b")
+        too_many = in_thread(again.next_rendezvous)
+        time.sleep(1.0)
+        assert hosts(stay[0]) == ["a", "c"] and not any(node.num_nodes_waiting() for node in stay)
+        assert not waits.done()
+        back = in_thread(lambda: stay[1].host_drain().take_back("b"))
+        ended(stay)
+        assert {info.world_size for info in meet(stay)} == {3} and sorted(hosts(stay[0])) == ["a", "b", "c"]
+        assert back.result(PATIENCE) == ("b", True)
+        came, waiting = wait([waits, too_many], PATIENCE, FIRST_COMPLETED)  # either is of that host
+        assert [each.result().world_size for each in came] == [3]
+        end(nodes[0], *waiting)
 
 
 def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare():
@@ -104,28 +127,73 @@ def test_a_spare_takes_the_place_of_a_drained_host_which_is_no_spare():
         end(nodes[0])
 
 
+def test_a_spare_that_is_drained_ends_no_round_and_takes_no_place():
+    with on_hosts("abc", 1, 2, spares=1) as (_, nodes):
+        waits = waits_for_a_place(nodes.pop(), nodes)
+        drain = nodes[0].host_drain()
+        assert drain.find("c") == ("c", False)
+        before = nodes[0].round.name
+        assert drain.leave_out("c").name == before and drain.find("c") == ("c", True)
+        kill(nodes.pop())
+        ended(nodes)
+        meet(nodes)
+        assert hosts(nodes[0]) == ["a"] and nodes[0].round.drained == {"c": ""}
+        end(nodes[0], waits)
+
+
 def test_a_drained_host_that_alone_is_left_does_not_wait_for_ever(monkeypatch, caplog):
     monkeypatch.setattr(meeting, "FIRST_REPORT", 0.5)
     with on_hosts("ab", join=2.0, silence=0.5) as (_, nodes):
-        left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
-        ended(nodes)
-        meet(nodes[:1])
-        assert left.result(PATIENCE)
+        drained(nodes, 1)
         waits = waits_for_a_place(nodes[1], nodes)
         kill(nodes.pop(0))
         assert isinstance(waits.exception(PATIENCE), RendezvousTimeoutError)
         assert "these hosts are drained, and not waited for: b (fastckpt drain --undo HOST)" in caplog.text
 
 
-def test_a_drain_outlives_the_store():
-    with on_hosts("abc", 2) as (_, nodes):
+def test_unknown_hosts_and_the_host_of_the_only_store_are_refused():
+    with on_hosts("ab") as (_, nodes):
+        nodes[0]._me = nodes[0]._me._replace(address="127.0.0.1")
+        meet(nodes)
+        drain = nodes[1].host_drain()
+        with pytest.raises(DrainRefused, match="no node of the job is on x; there are: a, b"):
+            drain.find("x")
+        with pytest.raises(DrainRefused, match="a holds the store of the rendezvous, and no other host may"):
+            drain.find("a")
+        with pytest.raises(DrainRefused, match="b is not drained; drained are: none"):
+            drain.take_back("b")
+
+
+def test_a_host_that_is_lost_during_its_drain_is_left_out_and_counts_as_lost():
+    with on_hosts("abc", 2, spares=1, exclude_after=9, silence=1.0) as (_, nodes):
         left = in_thread(lambda: nodes[0].host_drain().leave_out("b"))
         ended(nodes)
-        stay = [nodes[0], nodes[2]]
-        meet(stay)
-        assert left.result(PATIENCE).name == stay[0].round.name
+        kill(nodes[1])
+        meet([nodes[0], nodes[2]])
+        assert [node.host for node in left.result(PATIENCE).nodes] == ["a", "c"]
+
+
+def test_a_host_that_was_lost_before_its_drain_is_left_out_when_it_comes_back():
+    with on_hosts("abc", 2, silence=1.0) as (job, nodes):
+        kill(nodes.pop(1))
+        ended(nodes)
+        meet(nodes)
+        drain, before = nodes[0].host_drain(), nodes[0].round.name
+        assert drain.find("b") == ("b", False) and drain.leave_out("b").name == before
+        assert drain.find("b") == ("b", True)
+        back = job.new()
+        back._me = back._me._replace(host="b")
+        waits = waits_for_a_place(back, nodes)
+        assert not any(node.num_nodes_waiting() for node in nodes)
+        end(nodes[0], waits)
+
+
+def test_a_drain_outlives_the_store():
+    with on_hosts("abc", 2) as (_, nodes):
+        stay = drained(nodes, 1)
         # As in a store that begins again: who knows the last round brings it along.
         records = stay[1]._records
+        assert records is not None
         records.connection.delete(records._key("last"))
         assert records.at(records.connection).carry_over(stay[1].round).drained == {"b": ""}
         assert records.at(records.connection).last_round().drained == {"b": ""}

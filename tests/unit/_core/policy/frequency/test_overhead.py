@@ -15,6 +15,7 @@ from fastckpt._core.policy.frequency.overhead import (
     costs,
     error,
     joined,
+    longest,
     measured,
     paid,
     pooled,
@@ -111,3 +112,7 @@ def test_measurements_survive_a_round_trip_as_json():
     seen = measured(window(noise=0.1), [8.3, 8.5], 1)
     assert Measurement.from_json(json.loads(json.dumps(seen.to_json()))) == seen
     assert costs(pooled([seen, seen])).snapshot == pytest.approx(costs(seen).snapshot)
+
+
+def test_the_longest_of_many_stalls_may_be_an_outlier():
+    assert [longest(each) for each in ([], [3.0], [3.0, 9.0], [3.0, 900.0, 4.0])] == [0.0, 3.0, 9.0, 4.0]

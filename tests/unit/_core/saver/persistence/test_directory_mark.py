@@ -16,6 +16,16 @@ from fastckpt._core.storage.local.identity import identity
 from tests.e2e.ddp.conftest import Ranks, state, until
 from tests.e2e.ddp.test_nodes import Nodes
 
+
+def fill(directory: Path) -> Callable[[], None]:
+    """Leave no room on the disk; what makes room again."""
+    ballast = directory.parent / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while file.write(bytes(4096)):
+            pass
+    return ballast.unlink
+
+
 MARK = ".fastckpt/identity"
 MEMORY = StorageType.MEMORY
 
@@ -80,15 +90,16 @@ def resumed(jobs: Ranks) -> tuple[int, str]:
     return one.load_checkpoint().get("step", 0), one.loaded_from
 
 
-@pytest.mark.parametrize("torn", [None, "0123"])
+@pytest.mark.parametrize("torn", [None, "", "0123"])
+@pytest.mark.parametrize("refuse", [fill, forbid])
 def test_a_directory_that_cannot_be_marked_resumes_from_memory_and_is_marked_once_it_can(
-    jobs: Ranks, directory: Path, torn: str | None
+    jobs: Ranks, directory: Path, refuse: Callable[[Path], Callable[[], None]], torn: str | None
 ):
     """Whether it has no mark, or an incomplete one."""
     if torn is not None:
         (directory / ".fastckpt").mkdir()
         (directory / MARK).write_text(torn)
-    permit = forbid(directory)
+    permit = refuse(directory)
     saved_in_vain(jobs)
     wanted = claim(directory).wanted
     assert identity(directory) == "" and claim(directory).due
