@@ -2,15 +2,18 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.config import Settings
+from fastckpt._core.memory import slots
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
+from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import NoLoadableCheckpoint
 from tests.e2e.ddp.conftest import Ranks, until
 from tests.e2e.ddp.test_nodes import Nodes, positions
@@ -38,6 +41,17 @@ class Hosts(Nodes):
         peers = [Peer(f"{self.round}-{node}", f"memory {node}", host) for node, host in enumerate(hosts)]
         for node, saver in enumerate(self.savers):
             saver.meet(PeerRound(peers, node, b"secret"))
+        self.start_workers_of_nodes()
+
+    def leave_one(self) -> None:
+        """The second host is lost, and the first one goes on in a round of its own."""
+        for member in self.members:
+            member.close()
+        self.members = []
+        self.savers.pop().close()
+        (saver,) = self.savers
+        saver.breakpoint()
+        saver.meet(PeerRound([Peer("1-0", "memory 0", f"127.0.0.1:{saver.serve_peers()}")], 0, b"secret"))
         self.start_workers_of_nodes()
 
     def wait_for_common(self, step: int) -> None:
@@ -123,6 +137,31 @@ def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts:
     assert hosts.resume() == [(7, "memory")] * 2
 
 
+def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back(hosts: Hosts):
+    """What both had stays until there is something newer; after that the other host needs it no more."""
+    for step in (1, 2, 3):
+        hosts.save_to_memory(step, 0, 1)
+        hosts.wait_for_common(step)
+    arena, lost = (member._writer.link.arena for member in hosts.members)
+    hosts.leave_one()
+    assert hosts.resume() == [(3, "memory")]
+    for step in (4, 5, 6):
+        hosts.save_to_memory(step, 0)
+    saves = {save.step for slot in arena.glob("slot-*") if (save := slots.read(slot).committed)}
+    until(lambda: not any((arena / "kept").iterdir()), "copies are given back")
+    shutil.rmtree(lost, ignore_errors=True)
+    assert saves == {4, 5, 6}
+
+
+def test_all_checkpoint_directories_of_a_host_share_the_limit_on_copies(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_REPLICA_MBPS", "5")
+    ranks.start()
+    with closing(DdpCheckpointer(ranks.directory / "another")):
+        assert ranks.saver is not None
+        limits = [each.peers._replication._sender._rate for each in ranks.saver._coordinators.values()]
+    assert len(limits) == 2 and limits[0] is limits[1] is not None
+
+
 def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(three_hosts: Hosts):
     hosts = three_hosts
     hosts.save_to_memory(5, 0, 1, 2)
@@ -133,17 +172,22 @@ def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(t
         hosts.load()
 
 
+@pytest.mark.parametrize("is_allowed", [False, True])
 def test_a_save_without_the_state_of_a_lost_rank_is_resumed_only_with_the_option(
-    three_hosts: Hosts, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+    three_hosts: Hosts, is_allowed: bool, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ):
     hosts = three_hosts
     hosts.save(4, 0, 1, 2)
     assert hosts.wait(0, 1, 2) == [4] * 3
     hosts.save_to_memory(5, 0, 1, 2)
     hosts.wait_for_common(5)
-    monkeypatch.setenv("FASTCKPT_ALLOW_LOST_RANK_STATE", "1")
+    monkeypatch.setenv("FASTCKPT_ALLOW_LOST_RANK_STATE", str(int(is_allowed)))
     keepers = [hosts.members[node]._writer.link.arena / "kept" for node in (0, 1)]
     hosts.lose(2, *keepers)
+    if not is_allowed:
+        assert hosts.resume() == [(4, "memory"), (4, "memory"), (4, "storage")]
+        assert "without the rank state" not in said.text
+        return
     assert Ranks.resume(hosts) == [(5, "memory"), (5, "memory"), (5, "peer")]
     assert positions(hosts) == [500, 501, None]
     assert "step 5 is resumed without the rank state of ranks [2]" in said.text

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from fastckpt._core.policy.offload_plan import OffloadPlan, plan
 from fastckpt._core.policy.offload_step import SavedTensor, StepProfile, room, simulate
 
+LAYERS = 32
+
 FAST = 1e9
 
 
@@ -89,3 +91,30 @@ def test_what_a_plan_says_of_itself_is_so(profile: StepProfile, share: float) ->
     # A last layer's tensor that need not go does not.
     last = max(found.offloaded, default=None)
     assert last is None or found.predicted_wait or found.resident + sizes[last] > room(budget)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "rate", "compresses", "waits"),
+    [
+        # What is chosen already is compressed first, and only as many as must be.
+        ({i: 0.5 for i in range(32)}, 0.7, True, False),
+        # Storage is too slow for 20: some that compress take the place of the last ones that do not.
+        ({i: 0.01 for i in range(20, 32)}, 0.5, True, False),
+        # Where it is a little faster, the pause between the first tensors and the last ones is enough.
+        ({i: 0.01 for i in range(20, 32)}, 0.9, False, False),
+        # Nothing compresses: the plan says what the step costs.
+        ({}, 0.5, False, True),
+    ],
+)
+def test_where_storage_is_too_slow_compressible_tensors_take_the_place_of_others(
+    ratios: dict[int, float], rate: float, *, compresses: bool, waits: bool
+) -> None:
+    profile = network(*[1] * LAYERS, ratios=tuple(ratios.get(i, 1.0) for i in range(LAYERS)), write=rate)
+    found = plan(profile, 16)
+    assert len(found.offloaded) == 20
+    assert found.compressed <= ratios.keys()
+    assert bool(found.compressed) == compresses
+    assert found.offloaded != found.compressed
+    assert (found.predicted_wait > 0) == waits
+    if not waits:
+        assert simulate(profile, 16, range(20), ()).wait > 0 or found.offloaded == set(range(20))

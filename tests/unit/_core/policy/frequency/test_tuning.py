@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -176,3 +177,14 @@ def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every
             assert decision.changed is (pair(was) != pair(now)) and decision.why
             assert every.memory != 3 or now.memory == 3
             before = decision
+
+
+def test_an_interval_given_as_a_time_follows_the_pace_of_steps():
+    state, _ = started(PROFILE, Terms(0.05, RequestedIntervals(None, timedelta(minutes=10))))
+    assert pair(state.intervals)[1] in range(600, 615)
+    state, decisions = follow(state, *[seen(iteration=0.4)] * 12)
+    assert state.intervals.storage == pytest.approx(1500, rel=0.25)
+    assert all(b.intervals.storage <= 2 * a.intervals.storage for a, b in pairwise(decisions))
+    assert any("a time, or failures, ask for it" in each.why for each in decisions)
+    state, _ = follow(state, *[seen(iteration=2.0)] * 12)
+    assert state.intervals.storage == pytest.approx(300, rel=0.25)

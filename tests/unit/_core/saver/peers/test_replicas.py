@@ -1,7 +1,10 @@
 """Large files that go to a partner: whole or not at all, whatever becomes of either end or the way between."""
 
+import contextlib
+import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,6 +46,7 @@ from tests.unit._core.saver.peers.agents import (
 SHARDS, STATES = "__1_0.distcp", {"rank_1.pt": b"r" * 10}
 SIZE = (2 << 20) + 5
 FULL = Headroom(SIZE - 1, SIZE, "its memory", MemoryLimit.HOST)
+in_both_media = pytest.mark.parametrize("keeper", ["memory", "disk"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +98,10 @@ class Owner:
         self.sender = ReplicaSender(DIRECTORY, None, self.counts)
         self.sender.assume(self.round)
 
+    def have_partners(self, *partners: Peer) -> None:
+        self.round = replace(self.round, partners=[*partners])
+        self.sender.assume(self.round)
+
     def save(self, step: int, files: int = 1) -> HeldSave:
         large = {f"__{number}_0.distcp": bytes([step]) * SIZE for number in range(1, files + 1)}
         write_save(self.slot, step, large | STATES, 1)
@@ -134,8 +142,12 @@ def owner(tmp_path: Path, keeper: Keeper) -> Iterator[Owner]:
     made.sender.close()
 
 
-def test_a_copy_counts_with_its_digest_and_the_records_of_its_rank(keeper: Keeper, owner: Owner):
-    """What is not kept of a rank is not held."""
+@in_both_media
+def test_a_copy_counts_with_its_digest_and_the_records_of_its_rank(
+    keeper: Keeper, owner: Owner, caplog: pytest.LogCaptureFixture
+):
+    """What is not kept of a rank is not held; the way of copies is shown once."""
+    caplog.set_level(logging.INFO, "fastckpt.report")
     assert owner.send(5) is True and keeper.has(5)
     assert held_saves(keeper.arena, []) == []  # no record says of what it is
     owner.give_states(keeper, 6)
@@ -145,16 +157,20 @@ def test_a_copy_counts_with_its_digest_and_the_records_of_its_rank(keeper: Keepe
     (kept,) = held_saves(keeper.arena, [])
     assert kept.sizes == {SHARDS: SIZE, "rank_1.pt": 10} and kept.parts.keys() == {1}
     assert kept.digests[SHARDS] == digest(keeper.path(6))
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "fastckpt.report")
+    assert f"to keeper ({keeper.address}): 2.1 MB of step 5 took" in line and line.endswith("MB/s")
 
 
+@pytest.mark.parametrize("free", [9, 10])
 def test_small_files_for_which_there_is_no_memory_are_refused_and_not_written(
-    keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch
+    keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch, free: int
 ):
     """Above the limit of a cgroup a write would not fail, but the agent be killed."""
-    monkeypatch.setattr(file_transfer, "unreserved", lambda *_: Headroom(9, SIZE, "it", MemoryLimit.CGROUP))
-    with pytest.raises(ProtocolError, match="do not fit: it has 9 B free"):
+    monkeypatch.setattr(file_transfer, "unreserved", lambda *_: Headroom(free, SIZE, "it", MemoryLimit.CGROUP))
+    fits = free == 10
+    with contextlib.nullcontext() if fits else pytest.raises(ProtocolError, match="do not fit: it has 9 B free"):
         owner.give_states(keeper, 5)
-    assert not (kept_place(keeper.arena, SaveId(1, 5), ATTEMPT) / "rank_1.pt").exists()
+    assert (kept_place(keeper.arena, SaveId(1, 5), ATTEMPT) / "rank_1.pt").exists() == fits
 
 
 def test_what_a_partner_has_is_not_sent_again_unless_its_bytes_are_others(keeper: Keeper, owner: Owner):
@@ -164,7 +180,7 @@ def test_what_a_partner_has_is_not_sent_again_unless_its_bytes_are_others(keeper
     assert owner.send(5) and owner.counts.saves == 2 and keeper.has(5)
 
 
-@pytest.mark.parametrize("keeper", ["memory", "disk"], indirect=True)
+@in_both_media
 def test_two_places_are_kept_whose_memory_serves_again_and_is_released_by_a_successor(keeper: Keeper, owner: Owner):
     inodes = []
     for step in range(1, 7):
@@ -182,6 +198,18 @@ def test_two_places_are_kept_whose_memory_serves_again_and_is_released_by_a_succ
     assert keeper.files.release_old() and keeper.files.bytes() == 0
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_small_files_are_not_given_back_while_others_rely_on_them(keeper: Keeper, owner: Owner, alone: bool):
+    for step in (1, 2):
+        assert owner.send(step, common=step - 1)
+        owner.give_states(keeper, step)
+    keeper.files.give_back({SaveId(1, 2)}, small=alone)
+    assert keeper.there(2) == [2]
+    places = [kept_place(keeper.arena, SaveId(1, step), ATTEMPT) for step in (1, 2)]
+    assert [(place / "rank_1.pt").exists() for place in places] == [not alone, True]
+
+
+@in_both_media
 def test_nothing_is_released_that_the_common_save_or_a_reader_needs(keeper: Keeper, owner: Owner):
     assert owner.send(1) and owner.send(2, common=1)
     keeper.readers.add(7)
@@ -211,6 +239,19 @@ def test_a_stream_that_is_damaged_or_cut_leaves_nothing_and_the_next_one_is_whol
     assert owner.send(5) and keeper.has(5)
 
 
+def test_a_sender_that_stands_still_keeps_no_other_from_its_turn(keeper: Keeper, owner: Owner, tmp_path: Path):
+    with relay(keeper.address, SIZE // 2, "stall") as address:
+        frozen = Owner(tmp_path / "frozen", address)
+        thread = threading.Thread(target=frozen.send, args=(5,))
+        thread.start()
+        until(keeper.left)
+        assert owner.send(5) and keeper.path(5).read_bytes() == bytes([5]) * SIZE
+        frozen.sender.assume(frozen.round)  # another round: what is on its way ends at once
+        thread.join(5)
+        assert not thread.is_alive()
+        frozen.sender.close()
+
+
 @pytest.mark.parametrize("keeper", ["disk"], indirect=True)
 def test_a_disk_that_takes_half_of_a_copy_costs_this_one_and_the_sender_learns_why(
     keeper: Keeper, owner: Owner, caplog: pytest.LogCaptureFixture
@@ -221,6 +262,7 @@ def test_a_disk_that_takes_half_of_a_copy_costs_this_one_and_the_sender_learns_w
         assert owner.sender.send(next_one, CommonSave(SaveId(1, 2)), owner.round) is False
     assert owner.counts.skipped == 1 and "a copy of 2.0 MiB cannot be written: [Errno 27]" in caplog.text
     assert keeper.has(2) and not keeper.path(3).exists()
+    assert owner.send(4, common=2) is True and keeper.has(4)
 
 
 def test_a_partner_without_memory_costs_copies_and_one_warning(
@@ -265,17 +307,48 @@ def test_a_partner_whose_memory_takes_long_to_make_is_waited_for(
     assert owner.send(5) is True and keeper.has(5)
 
 
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where connections are taken and nothing is ever answered."""
+    monkeypatch.setattr(replica_sender, "CONNECTING", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
 def test_a_partner_that_is_silent_costs_one_wait_whatever_the_number_of_files(
-    keeper: Keeper, owner: Owner, monkeypatch: pytest.MonkeyPatch
+    keeper: Keeper, owner: Owner, silent: str
 ):
     """The other partner has its copies meanwhile."""
-    monkeypatch.setattr(replica_sender, "CONNECTING", 0.5)
+    owner.have_partners(*owner.round.partners, Peer("gone", "g", silent))
     held = owner.save(5, files=12)
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # it takes connections, and never answers
-        silent = Peer("gone", "g", f"127.0.0.1:{listener.getsockname()[1]}")
-        owner.round = replace(owner.round, partners=[*owner.round.partners, silent])
-        owner.sender.assume(owner.round)
-        since = time.monotonic()
-        assert owner.sender.send(held, CommonSave(), owner.round) is None
-        assert time.monotonic() - since < 2
+    since = time.monotonic()
+    assert owner.sender.send(held, CommonSave(), owner.round) is None
+    assert time.monotonic() - since < 2
     assert all((keeper.path(5).parent / name).exists() for name in held.own_files if name.endswith(".distcp"))
+
+
+def test_what_has_yet_to_be_sent_when_a_round_ends_is_not_begun(owner: Owner, silent: str, monkeypatch):
+    monkeypatch.setattr(replica_sender, "STREAMS", 1)
+    owner.have_partners(*[Peer(f"p{n}", f"m{n}", silent) for n in range(6)])
+    held = owner.save(5)
+    end = threading.Timer(0.1, owner.sender.assume, [replace(owner.round)])
+    end.start()
+    since = time.monotonic()
+    assert owner.sender.send(held, CommonSave(), owner.round) is None
+    assert time.monotonic() - since < 1.5
+    end.join()
+
+
+GOOD = {"name": SHARDS, "size": SIZE, "digest": "0" * 32, "common": []}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"name": "../escape"}, {"name": "/tmp/escape"}, {"name": ".begin"}, {"name": "a/../../escape"}, {"name": 5},
+     {"size": -1}, {"size": 0}, {"size": 1 << 60}, {"size": "5"}, {"digest": 5}, {"common": [1]}, {"common": None}],
+    ids=str,
+)  # fmt: skip
+def test_requests_that_name_no_file_of_a_save_are_refused(keeper: Keeper, tmp_path: Path, forged: dict[str, Any]):
+    with keeper.link() as link, pytest.raises(ProtocolError):
+        link.ask(name_of(5).request("replicate", **(GOOD | forged)))
+    assert not list(tmp_path.rglob("*escape*")) and keeper.left() == []
