@@ -1,6 +1,6 @@
 """Mutants that tests notice: of a seeded draw, each is run against the tests that call the function it changes.
 
-python -m benchmarks.mutants record FOLDER [PYTEST OPTION ...]      # which test calls what: the suite once, traced
+python -m benchmarks.mutants record FOLDER [PYTEST OPTION ...]      # which test executes what: the suite once, traced
 python -m benchmarks.mutants run FOLDER [--count N] [--seed N] [--seconds S] [--part I/N]
 python -m benchmarks.mutants show FOLDER                            # how many die, by room and kind; those that live
 
@@ -9,6 +9,7 @@ by how long they take, shortest first, until one fails, or those that were taken
 """
 
 import argparse
+import ast
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # as for all tests: torch reads i
 import torch  # noqa: F401 (here, once for all forks)
 
 from benchmarks.mutants import calls
-from benchmarks.mutants.points import Point, drawn
+from benchmarks.mutants.points import Point, drawn, first_line, outermost
 
 ROOT = Path(calls.ROOT)
 _ROOMS = {
@@ -44,7 +45,7 @@ AT_ONCE = 400
 
 
 def record(folder: Path, options: Sequence[str]) -> int:
-    """Run the tests that pytest's options select, and note what each calls."""
+    """Run the tests that pytest's options select, and note which lines each executes."""
     calls.prepare(folder)
     environment = os.environ | {"TEST_CALLS": str(folder.resolve())}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.mutants.calls", *options]
@@ -61,10 +62,24 @@ def covering(folder: Path) -> dict[tuple[str, int], list[tuple[float, str]]]:
         if outcome != "passed":
             unfit.add(test)
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for test, functions in calls.called(folder).items():
+    for test, functions in _called(folder):
         for function in functions if test in seconds and test not in unfit else ():
             found[function].add(test)
     return {function: sorted((seconds[test], test) for test in tests) for function, tests in found.items()}
+
+
+def _called(folder: Path) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield tests, and of each, once for each of its processes, the outermost functions that it executed lines of."""
+    modules = json.loads((folder / "modules.json").read_text())
+    functions = [
+        (begin + function.body[0].lineno, begin + (function.end_lineno or 0) + 1, (module, first_line(function)))
+        for module, begin in modules["begins"].items()
+        for function in outermost(ast.parse((ROOT / module).read_text()))
+    ]
+    for path in folder.glob("*.lines"):
+        noted = path.read_bytes()
+        test = noted[: calls.NAME].rstrip(b"\0").decode(errors="replace")
+        yield test, [name for first, end, name in functions if noted.find(1, first, end) >= 0]
 
 
 def chosen(tests: Sequence[tuple[float, str]], most: float) -> list[str]:
@@ -165,7 +180,7 @@ def show(folder: Path) -> None:
             print(f"| {each} | {found['dies'] + found['hangs']} | {found.total()} |")
     for line in lines:
         if line["outcome"] not in ("dies", "hangs"):
-            print(f"{line['end']}: {line['path']}:{line['start'][0]} {line['kind']}: {line['text'][:80]!r}")
+            print(f"{line['outcome']}: {line['path']}:{line['start'][0]} {line['kind']}: {line['text'][:80]!r}")
     dead = sum(line["outcome"] in ("dies", "hangs") for line in lines)
     print(f"{dead} of {len(lines)} die")
 

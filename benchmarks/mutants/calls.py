@@ -4,15 +4,14 @@ Loaded by `tests/start/sitecustomize.py` where TEST_CALLS names a folder, and by
 lines of a test in a mapped file of its own: the test's name, and a byte for each line of the product.
 """
 
-import ast
 import ctypes
 import json
 import mmap
 import os
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,28 @@ def prepare(folder: Path) -> None:
     (folder / "modules.json").write_text(json.dumps({"begins": begins, "size": sum_of}))
 
 
+@dataclass
+class Function:
+    """A function that a test executes.
+
+    Attributes:
+        code: Its code, which is kept, so that no other one gets its id.
+        begin: Where the lines of its module begin in a file; 0 if it is none of the product.
+        left: Lines that are not noted yet.
+        budget: Executed lines after which no more are noted.
+    """
+
+    code: CodeType
+    begin: int
+    left: set[int]
+    budget: int = MOST
+
+    @property
+    def is_done(self) -> bool:
+        """True if there is nothing more to note."""
+        return not self.left or self.budget <= 0
+
+
 class Notes:
     """Lines that this process has executed for a test."""
 
@@ -55,43 +76,42 @@ class Notes:
         """Note again what is executed from here on: in another process, or for another test."""
         self._test = ""
         self._map: Any = None  # never unmapped: another thread may write there
-        self._left: dict[int, list[Any]] = {}
+        self._functions: dict[int, Function] = {}
 
     def trace(self, frame: FrameType, event: str, argument: object) -> Any:
         """Trace a function of which not all lines have been noted."""
         code = frame.f_code
-        if (left := self._left.get(id(code))) is None:
-            begin = self._begins.get(code.co_filename)
-            left = self._left[id(code)] = [MOST, begin, code, self._lines(code) if begin else set()]
-        if not left[3] or left[0] <= 0:
+        if (function := self._functions.get(id(code))) is None:
+            begin = self._begins.get(code.co_filename, 0)
+            lines = {line for _, _, line in code.co_lines() if line} if begin else set()
+            function = self._functions[id(code)] = Function(code, begin, lines)
+        if function.is_done:
             return None
-        self._note(left, frame.f_lineno)
-        return self._traced(left)
+        self._note(function, frame.f_lineno)
+        return self._traced(function)
 
-    def _traced(self, left: list[Any]) -> Callable[[FrameType, str, object], Any]:
+    def _traced(self, function: Function) -> Callable[[FrameType, str, object], Any]:
         def trace(frame: FrameType, event: str, argument: object) -> Any:
             if event == "line":
-                left[0] -= 1
-                if frame.f_lineno in left[3]:
-                    self._note(left, frame.f_lineno)
-                if left[0] <= 0:
-                    frame.f_trace = None
+                function.budget -= 1
+                if frame.f_lineno in function.left:
+                    self._note(function, frame.f_lineno)
+            if function.is_done:
+                frame.f_trace = None  # None as the result alone would leave it as it is
+                return None
             return trace
 
         return trace
 
-    def _lines(self, code: CodeType) -> set[int]:
-        return {line for _, _, line in code.co_lines() if line}
-
-    def _note(self, left: list[Any], line: int) -> None:
+    def _note(self, function: Function, line: int) -> None:
         test = self._environment.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
         if test != self._test:
             self.forget()
             if test:
                 self._open(test)
-        left[3].discard(line)
+        function.left.discard(line)
         if self._map is not None:
-            self._map[left[1] + line] = 1
+            self._map[function.begin + line] = 1
 
     def _open(self, test: str) -> None:
         self._test = test
@@ -137,29 +157,3 @@ def pytest_runtest_logreport(report: "pytest.TestReport") -> None:
     if folder and "PYTEST_XDIST_WORKER" not in os.environ:
         with Path(folder, "durations").open("a") as file:
             file.write(f"{report.nodeid}\t{report.when}\t{report.duration:.3f}\t{report.outcome}\n")
-
-
-def called(folder: Path) -> dict[str, set[tuple[str, int]]]:
-    """The outermost functions that each test executed lines of: the module, and the line at which each begins."""
-    modules = json.loads((folder / "modules.json").read_text())
-    functions = [
-        (begin + first, begin + last + 1, (module, began))
-        for module, begin in modules["begins"].items()
-        for began, first, last in _functions(ast.parse(Path(ROOT, module).read_text()))
-    ]
-    found: dict[str, set[tuple[str, int]]] = defaultdict(set)
-    for path in folder.glob("*.lines"):
-        noted = path.read_bytes()
-        test = noted[:NAME].rstrip(b"\0").decode(errors="replace")
-        found[test].update(name for first, end, name in functions if noted.find(1, first, end) >= 0)
-    return found
-
-
-def _functions(tree: ast.AST) -> Iterator[tuple[int, int, int]]:
-    """First lines of the outermost functions, decorators included, and the first and last ones of their bodies."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            began = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            yield began, node.body[0].lineno, node.end_lineno or 0
-        else:
-            yield from _functions(node)

@@ -61,7 +61,7 @@ class Point:
 def points(path: str, source: str) -> list[Point]:
     """All changes of a module's functions, in the order of their lines."""
     tree = ast.parse(source)
-    found = [point for function in _outermost(tree) for point in _of_function(path, function)]
+    found = [point for function in outermost(tree) for point in _of_function(path, function)]
     return sorted(found, key=lambda point: (point.start, point.end, point.text))
 
 
@@ -76,16 +76,22 @@ def _modules(place: Path) -> list[Path]:
     return [place] if place.is_file() else [*place.rglob("*.py")]
 
 
-def _outermost(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The line at which a function begins, decorators included, as in its code object."""
+    return min([function.lineno, *(each.lineno for each in function.decorator_list)])
+
+
+def outermost(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions of a module that are in no other one."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
         else:
-            yield from _outermost(node)
+            yield from outermost(node)
 
 
 def _of_function(path: str, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Point]:
-    began = min([function.lineno, *(each.lineno for each in function.decorator_list)])
+    began = first_line(function)
     for statement in function.body:
         for node in _live(statement):
             for part, text, kind in _changes(node):

@@ -188,12 +188,6 @@ class KeepAlive:
         if is_silent:
             self._end_cut_off("")
 
-    def _end_of_job(self) -> Round | None:
-        """The last round, once it is known to be; remembered when the store that it was read in has gone."""
-        if self._closed is None and self._store is not None:
-            self._closed = self._store.closed
-        return self._closed
-
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
@@ -224,6 +218,12 @@ class KeepAlive:
             except StoreLost as lost:
                 if round:
                     self._bear(store, round, lost)
+
+    def _end_of_job(self) -> Round | None:
+        """The last round, once it is known to be; remembered when the store that it was read in has gone."""
+        if self._closed is None and self._store is not None:
+            self._closed = self._store.closed
+        return self._closed
 
     def _give_sign(self, store: RoundStore) -> None:
         if not self._silent:

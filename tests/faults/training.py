@@ -115,12 +115,11 @@ class Run:
         rank, _, way = self.args.leave
         if int(rank) == self.rank:
             return str(way)
+        log = self.args.out / f"log.{rank}"
         with suppress(ProcessLookupError):
             # All its threads have to end: until then its sockets are open, though its first thread is a zombie.
             process = os.pidfd_open(int((self.args.out / f"pid.{rank}").read_text()))
-            while (
-                '"left"' not in (self.args.out / f"log.{rank}").read_text() and not select([process], [], [], 0.01)[0]
-            ):
+            while '"left"' not in log.read_text() and not select([process], [], [], 0.01)[0]:
                 pass
             os.close(process)
         return ""
