@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.nodes.conftest import Fleet
-from tests.nodes.job import EVERY, NEVER, NodesJob
+from tests.nodes.job import NEVER, NodesJob
 from tests.nodes.recovery import Recovery
 
 MEMORY = 2
@@ -36,15 +36,13 @@ def kill_and_launch_again(job: NodesJob, number: int) -> None:
     job.do_steps(5)
 
 
-def test_ddp_on_two_hosts_loses_no_step_with_processes_and_those_since_the_last_save_with_a_host(fleet: Fleet) -> None:
+def test_ddp_on_two_hosts_comes_back_from_memory_after_kills_of_workers_and_of_whole_hosts(fleet: Fleet) -> None:
     """Nothing is on storage, so nothing of it is read."""
     job = fleet.started((0, 1), "--disk", NEVER, every=MEMORY, steps=10)
     kill_workers(job)
     for number in (1, 0):  # the store of the last one is lost with it, and so is the secret that it had drawn
         kill_and_launch_again(job, number)
     assert [job.starts(number) for number in (0, 1)] == [5, 5]
-    recovery = job.replace(1, 1)
-    assert recovery.tiers[0] == "memory" and recovery.lost <= EVERY and recovery.starts == {0: 1, 1: 1}
     fleet.finish(job, ranks=2)
     assert "cannot be watched" not in job.text()
 
