@@ -85,6 +85,10 @@ class PersistError(FastckptError):
     """A checkpoint could not be made durable."""
 
 
+class NewerFormat(PersistError):
+    """A checkpoint was written by a later version of fastckpt: it is not damaged, and this version cannot read it."""
+
+
 class Superseded(PersistError):
     """Another job saves to this place: saves of this one do not count."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt.errors import BadCheckpoint, ProtocolError
+from fastckpt.errors import BadCheckpoint, NewerFormat, ProtocolError
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -124,11 +124,21 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Read what `to_json` gave; raises BadCheckpoint with the value and the reason for anything else."""
+        """Read what `to_json` gave.
+
+        Raises:
+            NewerFormat: A later version wrote it, as its digest confirms; all later formats keep ``digest``.
+            BadCheckpoint: Anything else, with the value and the reason.
+        """
         body = _parse(text)
-        _demand(body.get("fastckpt") == SCHEMA, "schema", body.get("fastckpt"), str(SCHEMA))
-        digest = body.pop("digest", None)
+        digest, schema = body.pop("digest", None), body.get("fastckpt")
         _demand(digest == _digest(body), "digest of the manifest", digest, "that of its text")
+        if type(schema) is int and schema > SCHEMA:
+            raise NewerFormat(
+                f"format {schema} of a later fastckpt; this version reads format {SCHEMA}. Nothing was changed. "
+                "Install that version again, or use another checkpoint directory"
+            )
+        _demand(schema == SCHEMA, "schema", schema, str(SCHEMA))
         try:
             return cls(
                 id=SaveId.from_json(body["id"]),

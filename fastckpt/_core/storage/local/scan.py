@@ -14,7 +14,7 @@ from fastckpt._core.storage.local.known_checkpoints import KnownCheckpoints, sta
 from fastckpt._core.storage.local.layout import Contents, Layout
 from fastckpt._core.storage.local.quarantine import reason
 from fastckpt._core.storage.local.stored import Stored, read_manifest
-from fastckpt.errors import BadCheckpoint, PersistError
+from fastckpt.errors import BadCheckpoint, NewerFormat, PersistError
 
 ATTEMPTS = 20
 LOOKED_AT = 16
@@ -193,7 +193,7 @@ class CheckpointReader:
 
 
 class _Denied:
-    """Places that this user may not read: where a newer checkpoint is found, they are another's, and passed over.
+    """Places that this user, or this version, cannot read: where a newer checkpoint is found, they are passed over.
 
     Else they may be all that there is: then the error is raised, which is no verdict on them.
     """
@@ -207,11 +207,11 @@ class _Denied:
 
     @contextmanager
     def at(self, place: Path) -> Iterator[None]:
-        """Tolerate that this one may not be read."""
+        """Tolerate that this one cannot be read."""
         try:
             yield
         except PersistError as error:
-            if not isinstance(error.__cause__, PermissionError):
+            if not isinstance(error, NewerFormat) and not isinstance(error.__cause__, PermissionError):
                 raise
             self._errors[place] = error
 

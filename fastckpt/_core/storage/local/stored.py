@@ -16,7 +16,7 @@ from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Man
 from fastckpt._core.io.direct import Counted, digest_file
 from fastckpt._core.io.read_errors import Phase, ReadVerdict, remedy, verdict
 from fastckpt._core.io.regular_file import open_regular, read_small
-from fastckpt.errors import BadCheckpoint, PersistError
+from fastckpt.errors import BadCheckpoint, NewerFormat, PersistError
 
 Read = TypeVar("Read")
 
@@ -99,8 +99,8 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
     try:
         return Manifest.from_json(text)
-    except BadCheckpoint as error:
-        raise BadCheckpoint(f"{path}: {error}") from error
+    except (BadCheckpoint, NewerFormat) as error:
+        raise type(error)(f"{path}: {error}") from error
 
 
 def ours(place: Path) -> Manifest | None:

@@ -15,7 +15,7 @@ from fastckpt._core.format.manifest import MAX_TEXT, NAME, Manifest
 from fastckpt._core.policy.lineage import passed_over
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.objects import Objects
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, NewerFormat
 
 LONGEST_REASON = 4096
 """Bytes of a ``why.txt`` that are read."""
@@ -202,8 +202,8 @@ class Catalog:
             raise BadCheckpoint(f"{url} is not there")
         try:
             manifest = Manifest.from_json(text)
-        except BadCheckpoint as error:
-            raise BadCheckpoint(f"{url}: {error}") from error
+        except (BadCheckpoint, NewerFormat) as error:
+            raise type(error)(f"{url}: {error}") from error
         # A copy of another checkpoint's objects must not count as this one.
         if id_of(place) != manifest.id:
             raise BadCheckpoint(f"{url} is that of {manifest.id}, which belongs elsewhere")
