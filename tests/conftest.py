@@ -92,14 +92,14 @@ def leaves_nothing_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # known, or each forked process tries it with a file
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
         monkeypatch.delenv(variable)
-    sockets, directory = _sockets(), Path.cwd()
+    sockets, directory, older = _sockets(), Path.cwd(), set(os.listdir("/proc"))
     # A collection, of which many tests need one, then looks through what this test makes, not through all that earlier
     # ones have left: of those in a long run, each took a second.
     gc.collect()
     gc.freeze()
     try:
         yield
-        leaks = _processes(name)
+        leaks = _processes(name, older)
         leaks += [f"shared memory {path}" for path in Path("/dev/shm").glob(f"*{name}*") if path != shm]
         leaks += [f"shared memory {path}" for path in shm.iterdir()]
         # importing torch.optim makes an empty cache directory; a worker of torch's loader that is stopped while it
@@ -139,10 +139,10 @@ def _more_sockets(before: set[str]) -> set[str]:
     return found
 
 
-def _processes(mark: str) -> list[str]:
+def _processes(mark: str, older: set[str]) -> list[str]:
     """Processes that inherited the mark of this test and live on; they are ended."""
     end = time.monotonic() + 2
-    while (found := _with_mark(f"{MARK}={mark}\0".encode())) and time.monotonic() < end:
+    while (found := _with_mark(f"{MARK}={mark}\0".encode(), older)) and time.monotonic() < end:
         time.sleep(0.02)  # the dying need a moment
     described = []
     for pid in found:
@@ -152,12 +152,12 @@ def _processes(mark: str) -> list[str]:
     return described
 
 
-def _with_mark(variable: bytes) -> list[int]:
-    """Other processes with a variable, which zombies have not. After each test: so /proc is read as it is."""
+def _with_mark(variable: bytes, older: set[str]) -> list[int]:
+    """Processes with a variable, which zombies have not; those that are older than the test cannot have it."""
     found = []
-    for name in os.listdir("/proc"):
+    for name in set(os.listdir("/proc")) - older:
         with suppress(OSError):
-            if name.isdigit() and int(name) != os.getpid() and variable in Path(f"/proc/{name}/environ").read_bytes():
+            if name.isdigit() and variable in Path(f"/proc/{name}/environ").read_bytes():
                 found.append(int(name))
     return found
 
