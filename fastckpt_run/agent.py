@@ -242,7 +242,7 @@ class FastckptAgent(HookedAgent):
         # Before the workers exist: telemetry that is older than this instant is that of their predecessors.
         self._restarts.started()
         self._preloader.prepare()
-        self._left.wait_for_trackers()
+        self._left.wait_before_start()
         pids, worker_group = proceed(), self.get_worker_group()
         torch_lines.follow(self.context)
         self._watch, self._died = DeathWatch(pids), []

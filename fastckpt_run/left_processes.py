@@ -13,8 +13,9 @@ from fastckpt._core.memory.processes import Process, signal_together, stat_of
 
 MOMENT = 2.0
 """Seconds that programs which a dead worker has left have to end by themselves."""
-TRACKER_MOMENT = 1.0
-"""Seconds that the next workers wait for resource trackers, whose segments may have names that they take again."""
+START_MOMENT = 1.0
+"""Seconds that the next workers wait, at most, for killed processes, which hold ports and devices until the kernel has
+ended them, and for resource trackers, whose segments may have names that they take again."""
 _TRACKER = b"resource_tracker"
 """Part of the command of a resource tracker, of multiprocessing and of loky."""
 _COMPUTES = re.compile(r".*python.*|[a-z]*sh|")
@@ -41,7 +42,7 @@ def kill_children(pids: Collection[int]) -> None:
 def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bool]:
     """Kill what is in the groups of workers that are dead or dying, but for programs that clean up.
 
-    Returns these, and whether each is a resource tracker.
+    Returns those that may live for a moment, and whether the next workers wait for each: the killed, resource trackers.
 
     Args:
         groups: The pids of the workers.
@@ -51,7 +52,8 @@ def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bo
     for _ in range(_ROUNDS):
         members = members_of(groups, program)
         if not (doomed := {each for each, kind in members.items() if kind is None} - killed):
-            return {each: kind for each, kind in members.items() if kind is not None}
+            cleaning = {each: kind for each, kind in members.items() if kind is not None}
+            return dict.fromkeys(killed, True) | cleaning
         for each in doomed.difference(signal_together([*doomed], signal.SIGKILL)):
             with suppress(OSError):  # of another user, whom this one may kill
                 os.kill(each.pid, signal.SIGKILL)
@@ -60,7 +62,7 @@ def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bo
     for group in groups:  # somebody starts others again and again
         with suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-    return {}
+    return dict.fromkeys(killed, True)
 
 
 def members_of(groups: Collection[int], program: str = "") -> dict[Process, bool | None]:
@@ -109,10 +111,10 @@ class LeftProcesses:
             self._timer.daemon = True
             self._timer.start()
 
-    def wait_for_trackers(self) -> None:
-        """Return once resource trackers have ended, or have had their time."""
-        trackers = [process for process, is_tracker in self._processes.items() if is_tracker]
-        _wait(trackers, time.monotonic() + TRACKER_MOMENT)
+    def wait_before_start(self) -> None:
+        """Return once killed processes and resource trackers have ended, or have had their time."""
+        awaited = [process for process, is_awaited in self._processes.items() if is_awaited]
+        _wait(awaited, time.monotonic() + START_MOMENT)
 
     def close(self, *, at_once: bool = False) -> None:
         """Return when all have ended, by the end of their moment, or ``at_once``."""
