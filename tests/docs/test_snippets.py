@@ -48,7 +48,19 @@ REASONS = {
 """Why a block may be run by no test."""
 ALL = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in ALL if page not in NOT_YET and page not in ELSEWHERE]
-RUN = [page for page in PAGES if any(not (block.runs_in or block.not_run) for block in blocks_of(page))]
+MANY_JOBS = {
+    "docs/clusters/nodes.md",
+    "docs/guides/changed_script.md",
+    "docs/guides/fsdp.md",
+    "docs/guides/going_back.md",
+    "docs/guides/other_gpu_count.md",
+}
+"""Pages whose commands launch so many jobs that they are a campaign."""
+RUN = [
+    pytest.param(page, marks=[pytest.mark.campaign] if page in MANY_JOBS else [])
+    for page in PAGES
+    if any(not (block.runs_in or block.not_run) for block in blocks_of(page))
+]
 
 
 @pytest.fixture
