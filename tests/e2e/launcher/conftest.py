@@ -20,7 +20,6 @@ from tests.support.json_lines import whole_lines
 PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 60.0
 OURS = "import sys; from fastckpt_run.main import main; main(sys.argv[1:])"
-TORCHRUN = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
 FORK = ("--run-path", "--start-method=fork")
 """Has workers forked from the agent, which need not import torch."""
 

@@ -1,4 +1,4 @@
-"""The end of a job: torchrun's exit codes, and each traceback once."""
+"""The end of a job: each traceback once, and where it was raised."""
 
 import json
 import re
@@ -7,25 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.launcher.conftest import FORK, LIGHT, OURS, TORCHRUN, Jobs, program, until
+from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, program
 
 END = program("end.py")
 WHERE = "in fail (end.py:14)"
-
-
-@pytest.mark.parametrize("how", ["kill", "wait"])
-def test_exit_codes_equal_those_of_torchrun(jobs: Jobs, tmp_path: Path, how: str) -> None:
-    both = []
-    for number, launcher in enumerate((OURS, TORCHRUN)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        script = (program("family.py"), "tidy", "tidy") if how == "wait" else (END, how)
-        both.append(jobs.start("--nproc-per-node=2", *script, launcher=launcher, JOB_FOLDER=str(folder)))
-    for number, job in enumerate(both):
-        if how == "wait":
-            until(lambda number=number: len([*tmp_path.glob(f"{number}/ready.*")]) == 2, "readiness")
-            job.terminate()
-        job.ends(1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from fastckpt._core import metrics
 from fastckpt_run.failures import restart_notice
 from fastckpt_run.failures.cause import Cause, cause_of
 from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
-from tests.e2e.launcher.conftest import Jobs, program
 
 PAGE = " (FC-030, docs/errors.md#fc-030)"
 KILLED = {1: (-9, Cause())}
@@ -183,9 +182,3 @@ def test_the_restart_line_has_the_exception_and_its_frame(words: str, cause: Cau
     workers = SimpleNamespace(stderrs={0: str(log)})
     assert cause_of(failure, "", workers) == Cause(cause.exception, cause.frame, str(log))
     assert cause_of(ProcessFailure(0, 1, -9, ""), "", workers) == Cause(log=str(log)), "not an older traceback"
-
-
-def test_a_lost_connection_waits_for_the_failure_that_it_follows_from(jobs: Jobs) -> None:
-    errors = jobs.run("--nproc-per-node=2", "--fast-preload=auto", program("leaves_group.py"), code=1).stderr
-    line = next(line for line in errors.splitlines() if "rank 1 died" in line)
-    assert "bad batch: shard 17 is corrupt" in line and "by peer" not in line and "rank 0 died" not in errors

@@ -1,124 +1,109 @@
-"""One job of two workers that is watched by all means, whose rank 1 is killed, and what was seen of it."""
+"""Jobs that are watched while they run: agents that are forked, and what their pages answer."""
 
+import json
 import os
-import shutil
+import re
 import signal
-import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import launchers
-from tests.support.ports import free_port
 
-PROGRAM = Path(__file__).parent / "train.py"
+PROGRAM = Path(__file__).with_name("train.py")
 DEADLINE = 120.0
-STEP_SECONDS = 0.01
-CHECKPOINTS = "checkpoints"
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-@dataclass
-class Scraper:
-    """Asks for the page again and again; has ``found`` so many answers."""
+class WatchedAgent:
+    """An agent of a job, with its pages; its program trains until there is a file ``stop``."""
 
-    port: int = 0
-    found: list[str] = field(default_factory=list)
+    def __init__(self, folder: Path, name: str, *arguments: str, **environment: str) -> None:
+        self.output = folder / f"output-{name}"
+        memory = folder / f"memory-{name}"
+        memory.mkdir(mode=0o700)
+        own = {"TMPDIR": str(folder), "FASTCKPT_SHM_DIR": str(memory), "FASTCKPT_PRELOAD": "auto"}
+        command = ["-m", "fastckpt_run", "--fast-metrics-port=0", "--max-restarts=3", *arguments, str(PROGRAM)]
+        with self.output.open("ab") as output:
+            self.process = launchers.start([*command, str(folder)], os.environ | own | environment, output.fileno())
 
-    def scrape(self) -> None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
-            self.found.append(answer.read().decode())
-
-    @property
-    def newest(self) -> str:
-        return self.found[-1] if self.found else ""
-
-
-@dataclass
-class WatchedJob:
-    """A job that has ended.
-
-    Attributes:
-        folder: Has its checkpoints, and a folder ``tensorboard``.
-        scrapes: What one reader found, in order.
-    """
-
-    folder: Path
-    output: str
-    scrapes: list[str]
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
 
     @property
-    def checkpoints(self) -> Path:
-        return self.folder / CHECKPOINTS
+    def address(self) -> re.Match[str]:
+        """The URL of the page and its token, which the launcher has logged."""
+        pattern = r"the live page of the job is (?P<url>http://[^/]+)/#token=(?P<token>\S+)"
+        return self.until(lambda: re.search(pattern, self.text()), "the agent serves its page")
 
+    @property
+    def url(self) -> str:
+        return self.address["url"]
 
-def until(condition: Callable[[], object], what: str, text: Callable[[], str]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s:\n{text()}"
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="package")
-def watched(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Iterator[WatchedJob]:
-    """Scraped from before its first worker to its end, by one that reads, and one that never does."""
-    folder = tmp_path_factory.mktemp("watched")
-    shm = Path("/dev/shm") / f"fastckpt-watched-{os.getpid()}"
-    shm.mkdir(mode=0o700)
-    scraper = Scraper(free_port())
-    options = {
-        "FASTCKPT_SHM_DIR": str(shm), "TMPDIR": str(folder), "FASTCKPT_METRICS_PORT": str(scraper.port),
-        "FASTCKPT_TENSORBOARD": str(folder / "tensorboard"), "FASTCKPT_PRELOAD": "auto", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{Path(__file__).parents[2] / 'start'}{os.pathsep}{Path(__file__).parents[3]}",
-    }  # fmt: skip
-    command = ["-m", "fastckpt_run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"]
-    with (folder / "output").open("wb") as output:
-        arguments = [*command, str(PROGRAM), str(folder), str(STEP_SECONDS)]
-        job = launchers.start(arguments, os.environ | options, output.fileno())
-    dead = socket.socket()
-    try:
-        yield _watch(job, folder, scraper, dead)
-    finally:
-        dead.close()
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
-        shutil.rmtree(shm, ignore_errors=True)
-
-
-def _watch(job, folder: Path, scraper: Scraper, dead: socket.socket) -> WatchedJob:
-    def text() -> str:
-        return (folder / "output").read_text(errors="replace")
-
-    def reaches(step: int) -> bool:
-        assert job.poll() is None, text()
-        scraper.scrape()
-        lines = dict(line.rsplit(" ", 1) for line in scraper.newest.splitlines() if not line.startswith("#"))
-        return float(lines.get("fastckpt_step", 0)) >= step and float(lines["fastckpt_workers"]) == 2
-
-    def serves() -> bool:
-        assert job.poll() is None, text()
+    def ask(self, path: str, *, token: str | None = None) -> tuple[int, str]:
+        """The status and the text of an answer; with a token, of an action."""
+        headers = {} if token is None else {"X-Fastckpt-Token": token}
+        method = "GET" if token is None else "POST"
+        request = urllib.request.Request(self.url + path, method=method, headers=headers)
         try:
-            scraper.scrape()
-        except OSError:
-            return False
-        return True
+            with OPENER.open(request, timeout=DEADLINE) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
 
-    until(serves, "the page", text)
-    dead.connect(("127.0.0.1", scraper.port))
-    dead.sendall(b"GET /metrics HTTP/1.0\r\n")  # it never ends its request, nor reads
-    until(lambda: reaches(40), "step 40", text)
-    os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
-    until(lambda: "died: SIGKILL" in text() or serves() is None, "the restart", text)
-    until(lambda: reaches(120), "step 120", text)
-    (folder / "stop").touch()
-    while job.poll() is None:
-        try:
-            scraper.scrape()
-        except OSError:
-            break
-    assert job.wait(DEADLINE) == 0, text()
-    return WatchedJob(folder, text(), scraper.found)
+    def until(self, condition: Callable[[], Any], what: str, pause: float = 0.05) -> Any:
+        """Wait until a condition holds, and return what it is then."""
+        end = time.monotonic() + DEADLINE
+        while not (found := condition()):
+            assert time.monotonic() < end, f"{what}: this did not come true in {DEADLINE} s\n{self.text()}"
+            assert self.process.poll() is None, f"{what}: the agent has ended\n{self.text()}"
+            time.sleep(pause)
+        return found
+
+    def until_status(self, condition: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
+        """Wait until the state of the job is one, and return it."""
+
+        def status() -> dict[str, Any] | None:
+            code, text = self.ask("/status.json")
+            assert code == 200, text
+            document: dict[str, Any] = json.loads(text)
+            return document if condition(document) else None
+
+        found: dict[str, Any] = self.until(status, what)
+        return found
+
+    def ends(self) -> int:
+        return self.process.wait(DEADLINE)
+
+
+def workers(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [worker for node in status["nodes"] for worker in node.get("workers", ())]
+
+
+def trains(status: dict[str, Any], restarts: int = 0) -> bool:
+    """Whether both workers take steps that were restarted so often."""
+    found = workers(status)
+    steps = all(worker["steps"] and worker.get("restarts") == restarts for worker in found)
+    return status["job"]["state"] == "trains" and len(found) == 2 and steps
+
+
+@pytest.fixture
+def watch(tmp_path: Path, forked_launchers: None) -> Iterator[Callable[..., WatchedAgent]]:
+    """Starts agents by their names, and cleans up after a test that failed."""
+    agents: list[WatchedAgent] = []
+
+    def start(*arguments: str, **environment: str) -> WatchedAgent:
+        agents.append(WatchedAgent(tmp_path, *arguments, **environment))
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        if agent.process.poll() is None:
+            os.killpg(agent.process.pid, signal.SIGKILL)
+            agent.process.wait()

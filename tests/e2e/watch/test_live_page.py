@@ -7,27 +7,19 @@ from click.testing import CliRunner
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.cli import main
-from tests.e2e.launcher.watched_jobs import WatchedAgent, ended, trains, workers
+from tests.e2e.launcher.conftest import FORK
+from tests.e2e.watch.conftest import trains, workers
 from tests.support.ports import free_port
 
 
 def test_the_page_shows_a_job_of_two_nodes_that_fails_and_resumes_and_its_actions_flush_and_stop_it(
-    tmp_path: Path, forked_launchers: None
+    watch, tmp_path: Path
 ) -> None:
     """One job for all of it: what it costs is its start."""
-    meeting = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=live")
-    meeting = (*meeting, f"--rdzv-endpoint=127.0.0.1:{free_port()}")
-    agents = [WatchedAgent(tmp_path, name, *meeting) for name in ("a", "b")]
-    try:
-        _watch(tmp_path, agents)
-    finally:
-        for agent in agents:
-            agent.end()
+    meeting = (*FORK, "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=live", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    a, b = agents = [watch(name, *meeting) for name in ("a", "b")]
 
-
-def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     # --- both nodes have met: one of them is the first
-    a, b = agents
     a.until(lambda: 421 in (a.ask("/")[0], b.ask("/")[0]), "the nodes meet")
     first, second = (a, b) if b.ask("/")[0] == 421 else (b, a)
     assert f"The page of the job is that of node 0: {first.url} on " in second.ask("/")[1]
@@ -40,10 +32,10 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     assert [node["answers"] for node in before["nodes"]] == [True, True]
     assert sorted(worker["rank"] for worker in workers(before)) == [0, 1]
     (loss,) = before["loss"]
-    assert loss["directory"] == str(folder / "run") and loss["node"]["save"][1] >= 5  # durable, or with both nodes
+    assert loss["directory"] == str(tmp_path / "run") and loss["node"]["save"][1] >= 5  # durable, or with both nodes
     assert loss["worker"]["steps"] <= loss["node"]["steps"] and loss["storage"] is None
     html = first.ask("/")[1]
-    assert "watched.py" in html and "What a loss now would cost" in html
+    assert "train.py" in html and "What a loss now would cost" in html
 
     # --- a flush: the newest save that both nodes have in memory; the only one that the script persists is behind it
     first.until_status(
@@ -54,7 +46,7 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
         assert first.ask("/flush", token=wrong)[0] == 403
         assert first.ask("/stop", token=wrong)[0] == 403
     code, text = first.ask("/flush", token=token)
-    outcome = json.loads(text)["directories"][str(folder / "run")]
+    outcome = json.loads(text)["directories"][str(tmp_path / "run")]
     assert code == 200 and outcome["outcome"] == "begun", outcome
     first.until_status(
         lambda now: now["nodes"] and all(_step(node, "storage") >= outcome["step"] for node in now["nodes"]),
@@ -62,7 +54,7 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     )
 
     # --- a failure: each answer is whole, and all of it is seen
-    (folder / "kill").touch()
+    (tmp_path / "kill").touch()
     states = set[str]()
     after = first.until_status(
         lambda now: states.add(now["job"]["state"]) or (trains(now, restarts=1) and now["failures"]),
@@ -75,9 +67,9 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     assert "rank 1 died: SIGKILL" in parts["events"] + parts["failures"]
 
     # --- the same in a terminal, which finds the page by the directory
-    said = CliRunner().invoke(main, ["top", str(folder / "run")])
+    said = CliRunner().invoke(main, ["top", str(tmp_path / "run")])
     assert said.exit_code == 0, said.output
-    assert said.output.startswith("watched.py trains on 2 nodes") and "if a node is lost" in said.output
+    assert said.output.startswith("train.py trains on 2 nodes") and "if a node is lost" in said.output
     document = json.loads(CliRunner().invoke(main, ["top", first.url, "--json"]).stdout)
     assert document["job"]["state"] == "trains" and document["url"] == first.url
 
@@ -85,12 +77,12 @@ def _watch(folder: Path, agents: list[WatchedAgent]) -> None:
     reached = min(worker["step"] for worker in workers(document))
     answers = [json.loads(first.ask("/stop", token=token)[1]) for _ in range(2)]
     assert [answer["nodes"] for answer in answers] == [[0, 1], [0, 1]]
-    codes = [ended(agent.process) for agent in agents]
+    codes = [agent.ends() for agent in agents]
     assert all("stopped by SIGTERM" in agent.text() for agent in agents), [agent.text() for agent in agents]
     assert codes == [1, 1]
-    newest = max(stored.id.step for stored in CheckpointDirectory(folder / "run").checkpoints())
+    newest = max(stored.id.step for stored in CheckpointDirectory(tmp_path / "run").checkpoints())
     assert newest >= reached - reached % 5
-    said = CliRunner().invoke(main, ["top", str(folder / "run")])
+    said = CliRunner().invoke(main, ["top", str(tmp_path / "run")])
     assert said.exit_code == 2 and "has ended: stopped" in said.stderr
     said = CliRunner().invoke(main, ["top", document["url"]])
     assert said.exit_code == 2 and "does not answer" in said.stderr

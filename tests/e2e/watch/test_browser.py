@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.launcher.watched_jobs import WatchedAgent, ended, trains
+from tests.e2e.watch.conftest import WatchedAgent, trains
 from tests.support import chromium
 
 pytestmark = [
@@ -15,15 +15,12 @@ pytestmark = [
 
 
 def test_the_page_follows_a_job_that_fails_resumes_and_is_stopped_and_asks_its_agent_alone(
-    tmp_path: Path, forked_launchers: None
+    watch, tmp_path: Path
 ) -> None:
-    agent = WatchedAgent(tmp_path, "a", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
-    try:
-        with chromium.browser(tmp_path) as page:
-            _follow(page, agent, tmp_path)
-        assert not page.errors or all("ERR_CONNECTION_REFUSED" in error for error in page.errors), page.errors
-    finally:
-        agent.end()
+    agent = watch("a", "--standalone", "--nproc-per-node=2")
+    with chromium.browser(tmp_path) as page:
+        _follow(page, agent, tmp_path)
+    assert all("ERR_CONNECTION_REFUSED" in error for error in page.errors), page.errors
     own = urlsplit(agent.address["url"]).netloc
     asked = {urlsplit(url) for url in page.requests}
     assert {url.netloc for url in asked if url.scheme != "data"} == {own}
@@ -73,7 +70,7 @@ def _follow(page: chromium.Browser, agent: WatchedAgent, folder: Path) -> None:
     assert page.run("document.querySelector('#stop').textContent") == "Press again to stop the job"
     assert "stop" not in {urlsplit(url).path for url in page.requests}
     page.run("document.querySelector('#stop').click()")
-    ended(agent.process)
+    agent.ends()
     page.until("!document.querySelector('#lost').hidden")
     assert "does not answer" in page.run("document.querySelector('#lost').textContent")
     page.until("document.querySelector('#lost').textContent.match(/(\\d+) s old/)[1] >= 1")
