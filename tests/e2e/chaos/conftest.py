@@ -24,9 +24,9 @@ def interruptible() -> Iterator[None]:
 
 
 def start_forked(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
-    """fastckpt-run in a fork, with forked workers; as `fastckpt_run.bound_launch.start_bound` starts it otherwise."""
-    folder = Path(environment["TMPDIR"])
-    return launchers.start([*launcher_for(folder), *arguments], {**environment, "FASTCKPT_PRELOAD": "auto"}, output)
+    """fastckpt-run in a fork; as `fastckpt_run.bound_launch.start_bound` starts it otherwise."""
+    command = [*launcher_for(Path(environment["TMPDIR"])), *arguments]
+    return launchers.start(command, {**environment, "FASTCKPT_PRELOAD": "auto"}, output)
 
 
 class ChaosJob:

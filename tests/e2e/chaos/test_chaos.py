@@ -22,6 +22,7 @@ from fastckpt_run.chaos.running_job import LocalAgent, agents_of, find_job
 from tests.cli.conftest import Fastckpt, Said
 from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import ChaosJob
+from tests.e2e.launcher.conftest import until
 
 SHM = "FASTCKPT_SHM_DIR"
 NOBODY = 65534
@@ -29,14 +30,6 @@ KILL = {
     "number", "kind", "rank", "pids", "at", "step", "held", "held_in", "seconds", "resumed", "tiers", "fresh", "lost",
     "digests", "digests_of", "restarts_left", "trouble", "stopped", "came_back", "fault",
 }  # fmt: skip
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"{what} did not come in {seconds} s"
-        time.sleep(0.01)
-    return found
 
 
 def agents(job: ChaosJob) -> list[LocalAgent]:

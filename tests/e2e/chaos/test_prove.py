@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from fastckpt_run.views import proof_text
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import TRAIN, start_forked
+from tests.e2e.launcher.conftest import FORK, until
 
 prove_command = sys.modules["fastckpt_run.cli.prove"]
-RANKS, ALONE = ["--nproc-per-node=2"], ["--nproc-per-node=1"]
+RANKS, ALONE = [*FORK, "--nproc-per-node=2"], [*FORK]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _forked(forked_launchers: None) -> None:
     pass
 
 
-def prove(folder: Path, *script: str, options: list[str] = RANKS, **plan: Any) -> Proof:
+def prove(folder: Path, *script: str, options: list[str] = ALONE, **plan: Any) -> Proof:
     """Without a second run that is not interrupted, unless it is asked for."""
     command = read_command([*options, TRAIN, "--out=elsewhere", *script], "", "", 1)
     proof, kept = prove_command.run_proof(
@@ -48,7 +48,7 @@ def said(proof: Proof, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_path: Path, capsys):
-    proof = prove(tmp_path)
+    proof = prove(tmp_path, options=RANKS)
     assert proof.proven and proof.found.values == 48 and proof.found.repeats > 0 and proof.found.differing == 0
     assert {kill.kind for kill, note in proof.kills if note} == set(KINDS)
     assert proof.found.steps == [6, 12, 18, 24] and proof.found.last == (24, 24) and proof.again is None
@@ -59,7 +59,7 @@ def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_
 
 
 def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=optimizer", kills=1, seed=2, options=ALONE)
+    proof = prove(tmp_path, "--fault=optimizer", kills=1, seed=2)
     [resumed] = proof.killed.history.loads
     value, state = proof.found.value, proof.found.state
     assert not proof.proven and proof.causes[0].name == OPTIMIZER, said(proof, capsys)
@@ -76,7 +76,7 @@ def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, 
 
 
 def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=random", kills=1, twice=True, options=ALONE)
+    proof = prove(tmp_path, "--fault=random", kills=1, twice=True)
     assert not proof.proven and proof.causes[0].name == BACKGROUND
     assert proof.again is not None and not proof.again.equal
     assert "two runs without kills differ, too" in said(proof, capsys)
@@ -87,13 +87,13 @@ def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_pa
     assert proof.found.equal and not proof.proven and [cause.name for cause in proof.causes] == [RESUME]
     assert proof.found.values == 0 and proof.found.steps == [4, 8, 12, 16, 20, 24]
     text = said(proof, capsys)
-    assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 1 resumed nothing" in text
+    assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 0 resumed nothing" in text
     assert "checkpoints alone were compared" in text, "it logs no values"
 
 
 def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path):
     with pytest.raises(ConfigError, match="it saves to /tmp/fixed, not to the directory that it was given"):
-        prove(tmp_path, "--fault=fixed", options=ALONE)
+        prove(tmp_path, "--fault=fixed", options=["--nproc-per-node=1"])
     assert not Path("/tmp/fixed").exists()
 
 
@@ -111,14 +111,11 @@ def test_a_folder_that_is_not_empty_is_refused(fastckpt: Fastckpt, tmp_path: Pat
 
 def test_ctrl_c_leaves_no_process_and_no_folder_of_its_own(tmp_path: Path):
     program = "from fastckpt_run.commands import tools; tools()"
-    command = [sys.executable, "-c", program, "prove", TRAIN, "--out=x", "--pause=60"]
+    command = [sys.executable, "-c", program, "prove", *FORK, TRAIN, "--out=x", "--pause=60"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None and "1. running it without kills" in process.stderr.readline()
     folders = list(Path(os.environ["TMPDIR"]).glob("fastckpt-prove-*"))
-    end = time.monotonic() + 60
-    while not list(folders[0].glob("uninterrupted/record/rank-0.jsonl")):
-        assert time.monotonic() < end, "no worker came"
-        time.sleep(0.01)
+    until(lambda: [*folders[0].glob("uninterrupted/record/rank-0.jsonl")], "the worker")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGINT and "fastckpt: stopped" in err and not folders[0].exists()
