@@ -20,10 +20,10 @@ class ContainerJob(Job):
 
     pod: Pod
 
-    def begin(self, *script: str, launcher: tuple[str, ...] = (), **options: Any) -> Container:
+    def begin(self, *script: str, launcher: tuple[str, ...] = (), ranks: int = 2, **options: Any) -> Container:
         """Start a container with fastckpt-run as its first process, or with what else is given to start it."""
         self.launches += 1
-        shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "2")
+        shape = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "2")
         arguments = ("--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script)
         command = [*(launcher or python("-m", "fastckpt_run")), *shape, str(HERE / "train.py"), *arguments]
         return self.launch(command, **options)

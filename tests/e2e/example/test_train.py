@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from examples.gpt2 import options
 from examples.gpt2.afterwards import weights_equal
 from examples.gpt2.report import Comparison, read_lines
 from fastckpt.ddp import StorageType
+from tests.e2e.launcher.conftest import until
 from tests.faults.jobs import DEADLINE, launcher_for
 from tests.support import launchers
 
@@ -40,10 +40,9 @@ def test_the_example_prefers_storage_to_memory_and_persists_its_last_step():
 
 def start(folder: Path, text: Path, *more: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    command = [*launcher_for(folder), "--standalone", "--nproc_per_node=1"]
-    command += ["--log-dir", str(folder / "logs"), str(TRAIN)]
+    command = [*launcher_for(folder), "--standalone", "--log-dir", str(folder / "logs"), str(TRAIN)]
     named = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
-    named |= {"data_dir": text, "max_steps": 50, "save_storage_interval": 15}
+    named |= {"data_dir": text, "max_steps": 30, "save_storage_interval": 10}
     command += [*SMALL.split(), *(str(part) for name, value in named.items() for part in (f"--{name}", value)), *more]
     with (folder / "output").open("ab") as output:
         return launchers.start(command, os.environ | {"FASTCKPT_PRELOAD": "auto"}, output.fileno())
@@ -55,40 +54,27 @@ def steps_done(folder: Path) -> int:
 
 
 def test_an_example_stopped_and_launched_again_ends_with_the_same_weights(tmp_path, text, forked_launchers):
-    """Its activations offloaded, unlike those of the one that goes on; launched once more, it trains nothing."""
+    """Its activations offloaded, unlike those of the one that goes on."""
     whole, stopped, scratch = tmp_path / "whole", tmp_path / "stopped", tmp_path / "scratch"
     scratch.mkdir()
     assert start(whole, text).wait(DEADLINE) == 0
 
     offload = ("--offload", str(scratch), "--offload_budget", "4MiB")
     job = start(stopped, text, *offload)
-    deadline = time.monotonic() + DEADLINE
-    while steps_done(stopped) < 20 and job.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: steps_done(stopped) >= 12 or job.poll() is not None, "step 12")
     job.send_signal(signal.SIGTERM)
     assert job.wait(DEADLINE) != 0
     before = steps_done(stopped)
-    assert 20 <= before < 50
+    assert 12 <= before < 30
     assert start(stopped, text, *offload).wait(DEADLINE) == 0
 
     records = read_lines(stopped / "losses")
-    assert str(Comparison.of(read_lines(whole / "losses"), records)).endswith("50 of 50 steps bit for bit")
+    assert str(Comparison.of(read_lines(whole / "losses"), records)).endswith("30 of 30 steps bit for bit")
     assert weights_equal(whole / "weights", stopped / "weights")
-    assert len(records) <= 50 + 1, "what memory held was flushed, so no more than the step under way is repeated"
+    assert len(records) <= 30 + 1, "what memory held was flushed, so no more than the step under way is repeated"
     said = (stopped / "output").read_text()
     assert f"activations offloaded to {scratch}" in said
     assert os.listdir(scratch) == [] and "nothing is trained" not in said
-
-    kept = files(stopped)
-    assert start(stopped, text).wait(DEADLINE) == 0
-    assert "all 50 steps were done before: nothing is trained" in (stopped / "output").read_text()
-    assert steps_done(stopped) == len(records) and kept and files(stopped) == kept
-
-
-def files(folder: Path) -> dict[Path, bytes]:
-    """All that is in checkpoints."""
-    found = (folder / "checkpoints").glob("[!.]*/**/*")
-    return {path: path.read_bytes() for path in found if path.is_file()}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from tests.support.json_lines import whole_lines
 PROGRAMS = Path(__file__).parent / "programs"
 DEADLINE = 60.0
 OURS = "import sys; from fastckpt_run.main import main; main(sys.argv[1:])"
+TEMPLATE = "import sys; from tests.faults.launch import main, with_a_template; with_a_template() and main(sys.argv[1:])"
+"""A launcher of which a fork is the template, which need not import torch."""
 FORK = ("--run-path", "--start-method=fork")
 """Has workers forked from the agent, which need not import torch."""
 

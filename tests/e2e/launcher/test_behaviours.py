@@ -1,9 +1,6 @@
 """Behaviour that torch's own tests require of torchrun, required of our launcher in this process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import MagicMock, Mock, patch
 
@@ -19,6 +16,7 @@ from tests.e2e.launcher.conftest import FORK, Jobs, program
 from tests.support.ports import free_port
 
 TOUCH, SHELL = program("touch.py"), program("touch.sh")
+PORT = str(free_port())
 
 
 def ranks(folder: Path) -> set[int]:
@@ -44,20 +42,37 @@ def test_a_python_script_runs_with_its_arguments(here: Path) -> None:
     assert told(here)["arguments"] == ["--lr=1", "--fast-x"]
 
 
-def test_workers_get_the_environment_of_the_agent_and_the_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTCKPT_FILL_THREADS", "3")
-    run(["--fast-slots=2", TOUCH])
-    environment = told(here)["environment"]
-    assert environment["FASTCKPT_AGENT"]
-    assert (environment["FASTCKPT_SLOTS"], environment["FASTCKPT_FILL_THREADS"]) == ("2", "3")
-
-
-def test_master_address_and_port_of_options_reach_workers(here: Path) -> None:
-    port = str(free_port())
-    run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
-    assert ranks(here) == {0, 1}
-    environment = told(here)["environment"]
-    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("localhost", port)
+@pytest.mark.parametrize(
+    ("argv", "variables", "seen"),
+    [
+        (
+            ["--fast-slots=2", TOUCH],
+            {"FASTCKPT_FILL_THREADS": "3"},
+            {"FASTCKPT_SLOTS": "2", "FASTCKPT_FILL_THREADS": "3"},
+        ),
+        (
+            ["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={PORT}", "--node-rank=0", TOUCH],
+            {},
+            {"MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        ),
+        (
+            ["--nproc-per-node=2", "--virtual-local-rank", TOUCH],
+            {"CUDA_VISIBLE_DEVICES": "4,7"},
+            {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"},
+        ),
+        (["--standalone", "--nproc-per-node=4", TOUCH], {}, {"RANK": "3"}),
+    ],
+    ids=["settings", "a place", "virtual ranks", "standalone"],
+)
+def test_workers_get_the_environment_of_the_agent_and_of_options(
+    here: Path, argv: list[str], variables: dict[str, str], seen: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run(["--rdzv-id=ours", *argv])
+    environment = told(here, max(ranks(here)))["environment"]
+    assert environment["FASTCKPT_AGENT"] and seen.items() <= environment.items()
+    assert "--standalone" not in argv or environment["TORCHELASTIC_RUN_ID"] != "ours"
 
 
 def test_a_shell_script_runs_with_one_worker_by_default(here: Path) -> None:
@@ -84,44 +99,39 @@ def test_options_may_be_given_by_environment_variables(here: Path, monkeypatch: 
     assert ranks(here) == {0, 1, 2, 3}
 
 
-def test_nproc_auto_without_an_accelerator_is_the_number_of_cpus(here: Path) -> None:
-    with patch("torch.accelerator.is_available", return_value=False):
-        run(["--nproc-per-node=auto", "--no-python", SHELL])
-        assert len(ranks(here)) == determine_local_world_size("auto") >= 1
-
-
 @pytest.mark.parametrize(
-    ("kind", "name", "asked"), [("cuda", "gpu", "auto"), ("cuda", "gpu", "gpu"), ("xpu", "xpu", "xpu")]
+    ("kind", "name", "asked"),
+    [("", "", "auto"), ("cuda", "gpu", "auto"), ("cuda", "gpu", "gpu"), ("xpu", "xpu", "xpu")],
 )
-def test_nproc_of_an_accelerator_is_its_number_of_devices(here: Path, kind: str, name: str, asked: str) -> None:
-    with (
-        patch(f"torch.{kind}.is_available", return_value=True),
-        patch(f"torch.{kind}.device_count", return_value=3),
-        patch("torch.accelerator.is_available", return_value=True),
-        patch("torch.accelerator.device_count", return_value=3),
-        patch("torch.accelerator.current_accelerator", return_value=MagicMock(type=name)),
-        patch("torch.distributed.launcher.api.get_default_numa_options", return_value=None),
-    ):
-        run([f"--nproc-per-node={asked}", "--no-python", SHELL])
-    assert ranks(here) == {0, 1, 2}
+def test_nproc_is_the_number_of_devices_or_of_cpus(
+    here: Path, kind: str, name: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: bool(kind))
+    if kind:
+        for place in (f"torch.{kind}", "torch.accelerator"):
+            monkeypatch.setattr(f"{place}.device_count", lambda: 3)
+        monkeypatch.setattr(f"torch.{kind}.is_available", lambda: True)
+        monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: MagicMock(type=name))
+        monkeypatch.setattr("torch.distributed.launcher.api.get_default_numa_options", lambda: None)
+    run([f"--nproc-per-node={asked}", "--no-python", SHELL])
+    assert len(ranks(here)) == (3 if kind else determine_local_world_size("auto")) >= 1
 
 
-def test_an_elastic_range_of_nodes_starts_with_the_minimum(here: Path) -> None:
-    run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
+def test_an_elastic_range_of_nodes_starts_with_the_minimum_and_a_worker_that_raises_fails_the_job(here: Path) -> None:
+    argv = ["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", "--max-restarts=0", TOUCH]
+    run(argv)
     assert ranks(here) == {0, 1}
-
-
-def test_a_worker_that_raises_fails_the_job(here: Path) -> None:
     with patch("torch.distributed.elastic.events.record") as record, pytest.raises(ChildFailedError) as error:
-        run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--max-restarts=0", TOUCH, "--fail"])
+        run([*argv, "--fail"])
     record.assert_called_once()
     assert error.value.get_first_failure()[1].exitcode == 1
 
 
-def test_an_agent_that_raises_records_a_failure(here: Path) -> None:
+def test_an_agent_that_raises_records_a_failure_and_names_of_torch_are_restored(here: Path) -> None:
     class AgentError(Exception):
         pass
 
+    before = launcher_api.LocalElasticAgent
     agent = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
     with (
         patch(agent, side_effect=AgentError),
@@ -130,16 +140,11 @@ def test_an_agent_that_raises_records_a_failure(here: Path) -> None:
     ):
         run(["--nproc-per-node=2", TOUCH])
     record.assert_called_once()
-
-
-def test_a_standalone_job_runs(here: Path) -> None:
-    run(["--standalone", "--nproc-per-node=4", "--rdzv-id=ignored", TOUCH])
-    assert ranks(here) == {0, 1, 2, 3}
-    assert told(here)["environment"]["TORCHELASTIC_RUN_ID"] != "ignored"
+    assert launcher_api.LocalElasticAgent is before
 
 
 def test_run_path_runs_a_script_with_its_arguments(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
+    jobs.run(*FORK, "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
     assert ranks(tmp_path) == {0, 1}
     assert told(tmp_path)["arguments"] == ["x"]
 
@@ -164,31 +169,7 @@ def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
     handler.shutdown.assert_called_once()
 
 
-def test_patched_names_of_torch_are_restored_after_a_run(here: Path) -> None:
-    before = launcher_api.LocalElasticAgent
-    with pytest.raises(ChildFailedError):
-        run([TOUCH, "--fail"])
-    assert launcher_api.LocalElasticAgent is before
-
-
-LAUNCHED = """
-import sys
-from torch import distributed
-with open(sys.argv[1], "w") as file:
-    file.write(str(distributed.is_torchelastic_launched()))
-"""
-
-
-def test_torch_reports_that_a_worker_was_launched_by_torchelastic(jobs: Jobs, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    (tmp_path / "launched.py").write_text(LAUNCHED)
-    jobs.run(*FORK, "launched.py", str(told))
-    assert told.read_text() == "True"
-    subprocess.run([sys.executable, tmp_path / "launched.py", told], check=True)
-    assert told.read_text() == "False"
-
-
-def test_logs_specs_are_found_by_entry_point(here: Path) -> None:
+def test_logs_specs_are_found_by_entry_point_and_unknown_ones_refused(here: Path) -> None:
     entry, points = MagicMock(), MagicMock()
     entry.load.return_value = DefaultLogsSpecs
     points.select.return_value.select.return_value = entry
@@ -197,9 +178,6 @@ def test_logs_specs_are_found_by_entry_point(here: Path) -> None:
         metadata.entry_points.return_value = points
         run(["--logs_specs=default", TOUCH])
     assert ranks(here) == {0}
-
-
-def test_unknown_logs_specs_are_refused(here: Path) -> None:
     with pytest.raises(ValueError, match="NONESUCH"):
         run(["--logs_specs=NONESUCH", TOUCH])
 
@@ -208,7 +186,7 @@ def test_unknown_logs_specs_are_refused(here: Path) -> None:
 def test_each_init_method_finds_the_other_workers(jobs: Jobs, method: str) -> None:
     port = free_port()
     static = (*FORK, "--master-addr=localhost", f"--master-port={port}")
-    jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
+    jobs.run(*static, "--nproc-per-node=2", program("restart.py"), "0", method.format(port=port))
 
 
 @pytest.mark.usefixtures("started")
@@ -220,21 +198,5 @@ def test_redirected_logs_are_captured_per_rank(
     run(["--nproc-per-node=2", "--redirect=3", "--tee=3", f"--log-dir={logs}", "--no-python", SHELL])
     out = capsys.readouterr().out
     assert all(f"[rank{rank}]: creating rank.{rank}" in out for rank in (0, 1))
-    assert {path.read_text() for path in logs.glob("*/attempt_0/*/stdout.log")} == {
-        "creating rank.0\n",
-        "creating rank.1\n",
-    }
-
-
-def test_virtual_local_rank_gives_each_worker_rank_zero(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    run(["--nproc-per-node=2", "--virtual-local-rank", TOUCH])
-    environment = told(here, 1)["environment"]
-    assert (environment["LOCAL_RANK"], environment["CUDA_VISIBLE_DEVICES"]) == ("0", "7")
-
-
-def test_both_commands_are_installed(here: Path) -> None:
-    script = Path(sys.executable).with_name("fastckpt-run")
-    for command in ([script], [sys.executable, "-m", "fastckpt_run"]):
-        shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
-        assert shown.stdout.startswith("usage: fastckpt-run")
+    found = {path.read_text() for path in logs.glob("*/attempt_0/*/stdout.log")}
+    assert found == {"creating rank.0\n", "creating rank.1\n"}

@@ -11,6 +11,7 @@ from fastckpt._core.report.events import FOLDER
 from fastckpt_run.dry_run.known_directories import known_directories
 from fastckpt_run.main import main
 from tests.cli.conftest import publish
+from tests.conftest import _with_mark
 from tests.e2e.launcher.conftest import FORK, Jobs, alive, pids_in, program, until
 from tests.support.ports import free_port
 
@@ -27,16 +28,9 @@ def snapshot(*folders: Path) -> dict[str, object]:
     return found
 
 
-def processes() -> set[tuple[int, str]]:
+def processes() -> list[int]:
     """This host's processes that have the mark of this test."""
-    mark, found = os.environ["TEST_MARK"].encode(), set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
-                found.add((int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()[19]))
-        except OSError:
-            continue
-    return found
+    return _with_mark(os.environ["TEST_MARK"].encode())
 
 
 def section(text: str, title: str) -> str:

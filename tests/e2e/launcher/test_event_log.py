@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,72 +76,65 @@ def test_the_event_log_does_not_recreate_a_removed_directory(directory: Path) ->
     assert not directory.exists()
 
 
-def mounted(path: Path, *arguments: Any) -> Path:
+@contextmanager
+def mounted(path: Path, *arguments: Any) -> Iterator[Path]:
+    """A checkpoint directory that is a file system of its own."""
     path.mkdir()
     done = subprocess.run(["mount", *map(str, arguments), str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    return path
+    try:
+        (path / ".fastckpt").mkdir()
+        yield path
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(path)], capture_output=True, check=False)
+        subprocess.run(["umount", str(path)], check=True)
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_on_a_full_disk_the_oldest_events_are_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file system of 64 kB, of which lines may wait at once for as much."""
     monkeypatch.setattr(log_file, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(log_file, "LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(log_file, "WAITING", 1 << 16)
-    path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs")
-    (path / ".fastckpt").mkdir()
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
-
-
-def test_on_a_full_disk_the_oldest_events_are_dropped_and_counted(small: Path) -> None:
-    (small / "ballast").write_bytes(bytes(1 << 15))
-    log = EventLog(small, [])
-    lost = metrics.counts["events_lost"]
-    for number in range(200):
-        log.append(line(number, "p" * 900))
-    until(lambda: metrics.counts["events_lost"] > lost, "the loss")
-    (small / "ballast").unlink()
-    subprocess.run(["mount", "-o", "remount,size=1m", str(small)], check=True)
-    log.append(line(200))
-    assert log.close(30)
-    [path] = find(str(small))
-    told = read(path)
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs") as small:
+        (small / "ballast").write_bytes(bytes(1 << 15))
+        log = EventLog(small, [])
+        lost = metrics.counts["events_lost"]
+        for number in range(200):
+            log.append(line(number, "p" * 900))
+        until(lambda: metrics.counts["events_lost"] > lost, "the loss")
+        (small / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,size=1m", str(small)], check=True)
+        log.append(line(200))
+        assert log.close(30)
+        [path] = find(str(small))
+        told = read(path)
+        there = steps(path)
     assert not told.unreadable, "a line that was written in part was completed"
     gaps = [event["count"] for event in told.events if event["event"] == "events_lost"]
-    there = steps(path)
     assert there[-1] == 200 and gaps and len(there) + sum(gaps) == 201
     assert metrics.counts["events_lost"] - lost == sum(gaps)
 
 
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Path]:
-    """A file system on a device of its own."""
+def test_an_event_log_on_a_frozen_file_system_delays_nobody(tmp_path: Path) -> None:
+    """As the kernel lets it: what writes to it sleeps, and hears no signal."""
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(8 << 20)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-    path = mounted(tmp_path / "device", "-o", "loop", image)
-    (path / ".fastckpt").mkdir()
-    yield path
-    subprocess.run(["fsfreeze", "-u", str(path)], capture_output=True, check=False)
-    subprocess.run(["umount", str(path)], check=True)
-
-
-def test_an_event_log_on_a_frozen_file_system_delays_nobody(device: Path) -> None:
-    """As the kernel lets it: what writes to it sleeps, and hears no signal."""
-    log = EventLog(device, [line(0)])
-    until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
-    subprocess.run(["fsfreeze", "-f", str(device)], check=True)
-    for number in range(1, 1000):
-        log.append(line(number))
-    assert not log.close(0.1)
-    subprocess.run(["fsfreeze", "-u", str(device)], check=True)
-    assert log.close(30)
-    [path] = find(str(device))
-    assert steps(path) == list(range(1000))
+    with mounted(tmp_path / "device", "-o", "loop", image) as device:
+        log = EventLog(device, [line(0)])
+        until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
+        subprocess.run(["fsfreeze", "-f", str(device)], check=True)
+        for number in range(1, 1000):
+            log.append(line(number))
+        assert not log.close(0.1)
+        subprocess.run(["fsfreeze", "-u", str(device)], check=True)
+        assert log.close(30)
+        [path] = find(str(device))
+        assert steps(path) == list(range(1000))
 
 
 def test_the_event_log_follows_no_symbolic_link(directory: Path, tmp_path: Path) -> None:

@@ -120,10 +120,8 @@ def test_a_signal_after_which_all_is_stored_is_75(jobs: SavingJobs) -> None:
     jobs.assert_newest_is_durable()
 
 
-@pytest.mark.parametrize(("name", "option", "code"), [("TERM", "0", -signal.SIGTERM), ("TERM", "1", 75)])
-def test_a_signal_ends_the_wait_of_torchs_static_rendezvous(
-    jobs: SavingJobs, name: str, option: str, code: int
-) -> None:
+@pytest.mark.parametrize(("option", "code"), [("0", -signal.SIGTERM), ("1", 75)])
+def test_a_signal_ends_the_wait_of_torchs_static_rendezvous(jobs: SavingJobs, option: str, code: int) -> None:
     """That of --nnodes alone, in which torch waits in C++ without a word, for fifteen minutes."""
     port = free_port()
     job = jobs.start("--nnodes=2", f"--master-port={port}", *SHELL, "exit 0", FASTCKPT_EXIT_CODES=option)
@@ -131,8 +129,8 @@ def test_a_signal_ends_the_wait_of_torchs_static_rendezvous(
     until(lambda: line in job.stderr, "a line about them")
     assert "name the first one with --master-addr" in job.stderr
     since = time.monotonic()
-    job.send_signal(getattr(signal, f"SIG{name}"))
-    assert (f"fastckpt-run: stopped by SIG{name}" in job.ends(code)) == (code > 0)
+    job.terminate()
+    assert ("fastckpt-run: stopped by SIGTERM" in job.ends(code)) == (code > 0)
     assert time.monotonic() - since < 10
 
 

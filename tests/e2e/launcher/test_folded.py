@@ -3,14 +3,15 @@
 import re
 from pathlib import Path
 
-from tests.e2e.launcher.conftest import Jobs, program
+from tests.e2e.launcher.conftest import TEMPLATE, Jobs, program
 
 SCRIPT = program("lonely.py")
+HOW = {"launcher": TEMPLATE, "FASTCKPT_PRELOAD": "auto"}
 
 
 def test_only_the_traceback_of_the_rank_that_fails_is_shown(jobs: Jobs, tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    job = jobs.run("--nproc-per-node=2", f"--log-dir={logs}", SCRIPT, "fails", code=1)
+    job = jobs.run("--nproc-per-node=2", f"--log-dir={logs}", SCRIPT, "fails", code=1, **HOW)
     assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
     assert 'raise ValueError("MARK")' in job.stderr and "closing signal" not in job.stderr
     assert "failed (exitcode: 1) local_rank: 1" in next(logs.glob("*/launcher.log")).read_text()
@@ -22,7 +23,7 @@ def test_only_the_traceback_of_the_rank_that_fails_is_shown(jobs: Jobs, tmp_path
 
 
 def test_a_connection_that_is_lost_without_another_cause_is_shown_once(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.run(f"--log-dir={tmp_path / 'logs'}", SCRIPT, "loses", code=1)
+    job = jobs.run(f"--log-dir={tmp_path / 'logs'}", SCRIPT, "loses", code=1, **HOW)
     assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
     assert 'raise RuntimeError("MARK: Connection closed by peer")' in job.stderr
     assert re.search("rank 0 died.*by peer", job.stderr), job.stderr

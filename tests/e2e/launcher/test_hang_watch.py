@@ -18,9 +18,13 @@ from fastckpt_run.hangs import process_activity
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
 
-TIMEOUT = 0.4
+TIMEOUT = 0.3
 LONGER = 0.15
 """How much longer than its limit a test waits to see that nothing happens."""
+
+
+def python(program: str, **streams: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", program], start_new_session=True, **streams)
 
 
 class Node:
@@ -40,6 +44,13 @@ class Node:
     def start(self) -> None:
         ranks = [Worker(rank, global_rank=rank, world_size=2) for rank in range(2)]
         self.watch.started({rank: worker.pid for rank, worker in enumerate(self.workers)}, ranks)
+
+    def replace(self, rank: int, worker: "subprocess.Popen[bytes]") -> None:
+        """Start again, with this process as a rank."""
+        self.workers[rank].kill()
+        self.workers[rank].wait()
+        self.workers[rank] = worker
+        self.start()
 
     def train(self, *ranks: int) -> None:
         for rank in ranks or (0, 1):
@@ -61,7 +72,7 @@ class Node:
     def end(self) -> None:
         for worker in self.workers:
             worker.kill()
-            worker.wait()
+            worker.communicate()
         for block in (self.block, self.other):
             block.close()
             unlink(block.name)
@@ -86,10 +97,7 @@ def trained_in_a_child_that_has_ended(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("node", "setup"),
-    [
-        ("off", Node.train),
-        (TIMEOUT, trained_in_a_child_that_has_ended),
-    ],
+    [("off", Node.train), (TIMEOUT, trained_in_a_child_that_has_ended)],
     indirect=["node"],
     ids=["off", "child"],
 )
@@ -111,47 +119,30 @@ def test_reports_of_former_workers_do_not_count_for_new_ones(node: Node):
 
 
 def test_a_worker_under_a_debugger_is_not_killed(node: Node):
-    program = """
-import ctypes, os, signal, time
-ctypes.CDLL(None).ptrace(0, 0, 0, 0)
-os.kill(os.getpid(), signal.SIGSTOP)
-time.sleep(600)
-"""
-    traced = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    stops = (
+        "import ctypes, os, signal, time; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    node.replace(1, traced := python(f"{stops}\ntime.sleep(600)"))
     os.waitpid(traced.pid, 0)  # it has stopped, for this process to look at
-    node.workers.insert(1, traced)
-    try:
-        node.watch.started({0: node.workers[0].pid, 1: traced.pid}, [Worker(0, world_size=2), Worker(1, world_size=2)])
-        node.train()
-        assert state_of(traced.pid) == "t"
-        assert not node.hangs_within(TIMEOUT + LONGER)
-        ctypes.CDLL(None).ptrace(17, traced.pid, 0, 0)
-        assert not node.hangs(), "when it is let go, nor is it at once"
-        assert node.hangs_within(60)
-    finally:
-        traced.kill()
-        traced.wait()
+    node.train()
+    assert state_of(traced.pid) == "t"
+    assert not node.hangs_within(TIMEOUT + LONGER)
+    ctypes.CDLL(None).ptrace(17, traced.pid, 0, 0)
+    assert not node.hangs(), "when it is let go, nor is it at once"
+    assert node.hangs_within(60)
 
 
 def test_a_worker_at_a_prompt_of_pdb_is_not_killed(node: Node):
-    program = (
+    offers = (
         "import pdb; from fastckpt._core.memory.stacks import offer; print(offer(), flush=True); pdb.set_trace()\n1"
     )
-    worker = subprocess.Popen(
-        [sys.executable, "-c", program, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    )
-    node.workers.append(worker)
-    assert worker.stdin is not None and worker.stdout is not None
+    node.replace(0, worker := python(offers, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    assert worker.stdout is not None
     token = int(worker.stdout.readline())
     assert worker.stdout.read(1) == b">", "the prompt"
-    try:
-        node.watch.started({0: worker.pid}, [Worker(0, world_size=1)])
-        node.lines[0].begin(0, worker.pid, token)
-        node.lines[0].step()
-        assert not node.hangs_within(TIMEOUT + 2.0)
-    finally:
-        worker.stdin.close()
-        worker.stdout.close()
+    node.lines[0].begin(0, worker.pid, token)
+    node.lines[0].step()
+    assert not node.hangs_within(TIMEOUT + 2.0)
 
 
 def test_a_second_checkpointer_reports_for_a_worker_that_closed_the_first(node: Node):
@@ -192,18 +183,22 @@ subprocess.run([sys.executable, '-c', 'while True: pass'], start_new_session=Tru
 }
 
 
+def is_idle_once(watched: Activity, began: float) -> bool:
+    """Whether a process is taken for idle at one of several looks."""
+    return any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(12) if not time.sleep(0.1))
+
+
 @pytest.mark.parametrize("program", WORK.values(), ids=WORK)
 def test_activity_distinguishes_working_from_waiting_processes(monkeypatch: pytest.MonkeyPatch, program: str):
     monkeypatch.setattr(process_activity, "_WINDOW", 0.3)
-    worker = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    worker = python(program)
     try:
         end = time.monotonic() + 60
         time.sleep(0.5)  # it starts
         began = time.monotonic()
         watched = Activity([worker.pid], began)
-        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(13) if not time.sleep(0.1))
-        everybody = [worker, *psutil.Process(worker.pid).children(recursive=True)]
-        for process in everybody:
+        assert not is_idle_once(watched, began)
+        for process in (worker, *psutil.Process(worker.pid).children(recursive=True)):
             os.kill(process.pid, signal.SIGSTOP)
         while watched.idle(time.monotonic(), began) < 0.6:
             assert time.monotonic() < end
@@ -224,15 +219,13 @@ def test_a_process_that_is_not_scheduled_is_not_idle(monkeypatch: pytest.MonkeyP
     one = min(os.sched_getaffinity(0))
     hog = f"import os; os.sched_setaffinity(0, [{one}]); print(flush=True)\nwhile True: pass"
     meek = hog.replace("print", "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); print")
-    programs = (meek, hog, hog)  # of one session, or the kernel would give each session as much as the others
     processes = []
     try:
-        for program in programs:
+        for program in (meek, hog, hog):  # of one session, or the kernel would give each session as much as the others
             processes.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))
             assert processes[-1].stdout is not None and processes[-1].stdout.readline()
         began = time.monotonic()
-        watched = Activity([processes[0].pid], began)
-        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(12) if not time.sleep(0.1))
+        assert not is_idle_once(Activity([processes[0].pid], began), began)
     finally:
         for process in processes:
             process.kill()

@@ -23,9 +23,13 @@ class Watch:
             here = Path("/proc/self/task") / str(os.getpid())
             (Path(os.environ["JOB_FOLDER"]) / f"children.{os.getpid()}").write_text((here / "children").read_text())
 
-sys.meta_path.insert(0, Watch)
+if "template.main" in " ".join(sys.orig_argv):
+    from fastckpt_run.preload import imports
+    imports.BASE = ("multiprocessing",)
+else:
+    sys.meta_path.insert(0, Watch)
 """
-"""A sitecustomize: each process that imports torch notes which children it has at that moment."""
+"""A sitecustomize: templates are light; others that import torch note which children they have at that moment."""
 SCRIPT = """
 import os
 from pathlib import Path

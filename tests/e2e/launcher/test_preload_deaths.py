@@ -10,34 +10,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fastckpt._core.memory.processes import stat_of
 from fastckpt_run.preload import template_process
 from fastckpt_run.preload.orphans import Child, reap, subreaper
 from fastckpt_run.preload.preloader import ForkedWorker
+from tests.conftest import _with_mark
 from tests.e2e.launcher.conftest import LIGHT, Jobs, pids_in, program, until
 from tests.e2e.launcher.preloading import Run, Starter, template
 
-MOMENTS = ["import", "request", "middle", "by child", "stop"]
 
-
-Born = tuple[int, int]
-"""A process, by its number and the time of its start: numbers are used again."""
-
-
-def born(pid: int) -> Born:
-    fields = stat_of(Path(f"/proc/{pid}"))
-    return pid, int(fields[19]) if fields else 0
-
-
-def children_since(before: Collection[Born]) -> list[Child]:
+def children_since(before: Collection[int]) -> list[Child]:
     """The children of this process but for those that fixtures of other tests keep."""
-    return [child for child in Child.all() if born(child.pid) not in before]
+    return [child for child in Child.all() if child.pid not in before]
 
 
 @pytest.fixture
-def before() -> set[Born]:
+def before() -> set[int]:
     """The children that this process had before the test."""
-    return {born(child.pid) for child in Child.all()}
+    return {child.pid for child in Child.all()}
 
 
 @pytest.fixture
@@ -55,21 +44,19 @@ def start(starter: Starter) -> Run:
     return starter.start(starter.template, ("script.py",), {})
 
 
-def templates(agent: int | None = None, before: Collection[Born] = ()) -> list[psutil.Process]:
+def templates(agent: int | None = None, before: Collection[int] = ()) -> list[psutil.Process]:
     """The living templates of an agent, by default this process, but for those that it had before a test."""
     found = []
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(agent).children():
-            with suppress(psutil.NoSuchProcess):  # a zombie is none for psutil
-                found += (
-                    [child] if "template.main" in " ".join(child.cmdline()) and born(child.pid) not in before else []
-                )
+    for child in psutil.Process(agent).children():
+        with suppress(psutil.NoSuchProcess):  # a zombie is none for psutil
+            if "template.main" in " ".join(child.cmdline()) and child.pid not in before:
+                found.append(child)
     return found
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", ["import", "request", "middle", "by child", "stop"])
 def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
-    moment: str, before: set[Born], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
+    moment: str, before: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
 ) -> None:
     """The worker is executed then, the next ones are forked from a new template; no child is left over."""
     monkeypatch.setenv("FRAIL", moment)
@@ -89,7 +76,7 @@ def test_a_template_that_dies_or_stops_is_replaced_and_the_worker_executed(
 
 
 def test_a_template_that_always_dies_is_given_up(
-    before: set[Born], starter: Starter, monkeypatch: pytest.MonkeyPatch
+    before: set[int], starter: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "_START", "import sys; sys.exit('no good')")
     for _ in range(6):
@@ -100,7 +87,7 @@ def test_a_template_that_always_dies_is_given_up(
     assert not templates(before=before)
 
 
-def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[Born]) -> None:
+def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[int]) -> None:
     """Of what became this process's own: the dead that were born in a worker's session, and only those."""
     mine = subprocess.Popen(["true"])
     with subreaper():
@@ -144,8 +131,6 @@ def test_a_pending_fork_of_a_dead_agent_never_runs_its_script(jobs: Jobs, tmp_pa
     script.write_text("import os, time\nopen(os.environ['JOB_FOLDER'] + f'/pid.{os.getpid()}', 'w')\ntime.sleep(600)\n")
     driver = """
 import os, signal, socket, sys
-from fastckpt._core.memory.processes import stat_of
-from fastckpt_run.preload import template_process as parent
 send = socket.send_fds
 def strike(*arguments):
     send(*arguments)
@@ -162,12 +147,5 @@ main(sys.argv[1:])
 
 def wait_all_ended() -> None:
     """Wait for the end of all that an agent had started, whatever their numbers."""
-    mark = os.environ["TEST_MARK"]
-    until(lambda: not [p for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)], "the end of all")
-
-
-def marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+    mark = f"TEST_MARK={os.environ['TEST_MARK']}\0".encode()
+    until(lambda: not _with_mark(mark), "the end of all")

@@ -2,12 +2,13 @@
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests.e2e.launcher.conftest import FORK, Jobs, program
+from tests.e2e.launcher.conftest import FORK, OURS, Jobs, program
 from tests.support.json_lines import whole_lines
 from tests.support.live_folders import remove_live
 
@@ -97,3 +98,19 @@ def test_slow_storage_skips_saves_and_takes_no_more_memory(jobs: Jobs) -> None:
     assert len(skips) > 10 and all("is being persisted" in save["reason"] for save in skips)
     assert f"skipped      {len(skips)} saves" in text and " as a step is being persisted" in text
     assert durable(jobs.folder) == [save["step"] for save in saves if save["saved"]], "what was not skipped is durable"
+
+
+HANGS = f"""
+import time
+from fastckpt._core import metrics
+metrics.observe(lambda phase, fields: time.sleep(120) if phase == "persist.write" else None)
+{OURS}
+"""
+
+
+def test_a_flush_that_hangs_keeps_neither_the_job_nor_its_process(jobs: Jobs) -> None:
+    start = time.monotonic()
+    done = jobs.run(*QUICK, SAVE, launcher=HANGS, code=75)  # nothing is durable
+    assert "step 0 of history 1 is in memory only" in done.stderr
+    assert time.monotonic() - start < 100
+    jobs.run(*FORK, SAVE, "--saves=0")

@@ -13,7 +13,7 @@ from tests.support.ports import free_port
 @pytest.mark.parametrize(
     ("backend", "how", "restarts"),
     [
-        ("c10d", FORK, 8),
+        ("c10d", FORK, 3),
         ("static", FORK, 3),
     ],
 )

@@ -64,14 +64,6 @@ def test_a_script_for_several_nodes_makes_a_command_line_of_slurms_variables(tmp
     assert lines(tmp_path / "place") == ["checkpoints/12345"] and not lines(tmp_path / "scontrol.log")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_step_has_the_cores_of_the_job(tmp_path: Path, script: Path) -> None:
-    """srun does not take them from the job since Slurm 22.05, and one that asks for none is bound to one."""
-    for variables, options in ({"SLURM_CPUS_PER_TASK": "6"}, ["--cpus-per-task=6"]), ({}, []):
-        assert run(tmp_path, script, 0, **variables).returncode == 0
-        assert [line for line in lines(tmp_path / "srun.options") if line.startswith("--cpus")] == options
-
-
 def test_tasks_of_an_array_have_checkpoint_directories_of_their_own_and_are_requeued_alone(tmp_path: Path) -> None:
     task = {"SLURM_ARRAY_JOB_ID": "12345", "SLURM_ARRAY_TASK_ID": "3"}
     assert run(tmp_path, FOLDER / "one_node.sbatch", 75, CHECKPOINT_DIR="/shared", **task).returncode == 0
@@ -82,7 +74,7 @@ def test_tasks_of_an_array_have_checkpoint_directories_of_their_own_and_are_requ
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_script_does_what_the_exit_code_says(tmp_path: Path, script: Path) -> None:
+def test_a_script_does_what_the_exit_code_says_with_the_cores_of_the_job(tmp_path: Path, script: Path) -> None:
     bad = "[a-d]" if script.stem == "one_node" else "c"
     calls = {
         0: [],
@@ -95,9 +87,12 @@ def test_a_script_does_what_the_exit_code_says(tmp_path: Path, script: Path) -> 
     }
     for start, (code, expected) in enumerate(calls.items()):
         (tmp_path / "scontrol.log").unlink(missing_ok=True)
-        done = run(tmp_path, script, code, SLURM_RESTART_COUNT=str(start))
+        own = {"SLURM_CPUS_PER_TASK": "6"} if start else {}
+        done = run(tmp_path, script, code, SLURM_RESTART_COUNT=str(start), **own)
         assert done.returncode == (0 if expected else code), done.stderr
         assert lines(tmp_path / "scontrol.log") == expected
+        cores = [line for line in lines(tmp_path / "srun.options") if line.startswith("--cpus")]
+        assert cores == (["--cpus-per-task=6"] if start else [])  # else srun binds the step to one core
     (tmp_path / "scontrol.log").unlink()
     assert run(tmp_path, script, 75, SLURM_RESTART_COUNT="100").returncode == 75
     assert not lines(tmp_path / "scontrol.log"), "requeued often enough"

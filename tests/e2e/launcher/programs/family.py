@@ -1,6 +1,6 @@
 """Workers that wait to be ended: arguments say of which kind each rank is. A restarted one looks for survivors.
 
-``deaf`` ignores SIGTERM and has a stubborn child, ``loader`` a DataLoader's besides; ``tidy`` and ``stopped`` clean up.
+``deaf`` ignores SIGTERM and has a stubborn child; ``tidy`` and ``stopped`` clean up.
 """
 
 import os
@@ -35,20 +35,13 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
     (folder / f"survivors.{rank}").write_text(" ".join(survivors))
     sys.exit()
 
-signal.signal(signal.SIGTERM, signal.SIG_IGN if kind in ("deaf", "loader") else clean_up)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if kind == "deaf" else clean_up)
 here(os.getpid())
-if kind in ("deaf", "loader"):
+if kind == "deaf":
     if child := os.fork():
         here(child)
     else:
         time.sleep(600)
-if kind == "loader":
-    from torch.utils.data import DataLoader
-
-    batches = iter(
-        DataLoader(range(8), num_workers=1, worker_init_fn=lambda _: here(os.getpid()), multiprocessing_context="fork")
-    )
-    next(batches)
 draft = folder / f"draft.{rank}"
 draft.write_text(str(os.getpid()))
 draft.rename(folder / f"ready.{rank}")  # who sees the name finds the number

@@ -9,7 +9,6 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt.ddp import DdpCheckpointer
 
@@ -37,29 +36,21 @@ class Nap(torch.autograd.Function):
         return gradient
 
 
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 64)
-
+class Napping(torch.nn.Linear):
     def forward(self, given):
-        return given + Nap.apply(self.layer(given)).relu()
+        return Nap.apply(super().forward(given)).relu()
 
 
-torch.set_num_threads(1)
 dist.init_process_group("gloo")
-torch.manual_seed(0)
-layers = torch.nn.Sequential(torch.nn.Linear(64, 64), Block(), torch.nn.Linear(64, 1))
-model = DistributedDataParallel(layers)
+layers = torch.nn.Sequential(torch.nn.Linear(64, 64), Napping(64, 64), torch.nn.Linear(64, 1))
+model = torch.nn.parallel.DistributedDataParallel(layers)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-checkpointer = DdpCheckpointer(sys.argv[1])
-for now in range(LAST):  # noqa: B007 (read by nap)
-    nap("data")
-    given = torch.randn(16, 64)
-    model(given).square().mean().backward()
-    nap("rest")
-    optimizer.step()
-    optimizer.zero_grad()
-checkpointer.save_checkpoint(LAST, {"model": layers.state_dict()})
-checkpointer.close()
+with DdpCheckpointer(sys.argv[1]) as checkpointer:
+    for now in range(LAST):  # noqa: B007 (read by nap)
+        nap("data")
+        model(torch.randn(16, 64)).square().mean().backward()
+        nap("rest")
+        optimizer.step()
+        optimizer.zero_grad()
+    checkpointer.save_checkpoint(LAST, {"model": layers.state_dict()})
 dist.destroy_process_group()

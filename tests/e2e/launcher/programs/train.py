@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -16,7 +15,6 @@ parser.add_argument("--every", type=int, default=10, help="steps between saves")
 parser.add_argument(
     "--fail", type=int, nargs="*", default=[], help="in which step, at each start, the last repeats; -7: wait in step 7"
 )
-parser.add_argument("--how", default="raise")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds per step")
 parser.add_argument("--alone", action="store_true", help="do not know of other workers")
 arguments = parser.parse_args()
@@ -35,22 +33,14 @@ def log(text: str) -> None:
         file.write(f"{attempt} {text}\n")
 
 
-def fall() -> None:
-    if arguments.how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise ValueError("MARK")
-
-
 log(f"begins {os.environ['TORCHELASTIC_MAX_RESTARTS']}")
-if fail == 0:
-    fall()
 w = torch.nn.Parameter(torch.zeros(3))
 optimizer = torch.optim.SGD([w], lr=0.1)
 checkpointer = DdpCheckpointer(folder / "checkpoints")
 loaded = checkpointer.load_checkpoint()
 for step in range(checkpointer.loaded_step + 1 if loaded else 1, arguments.steps + 1):
     if step == fail:
-        fall()
+        raise ValueError("MARK")
     if step == -fail:
         time.sleep(600)
     w.grad = torch.ones(3)
