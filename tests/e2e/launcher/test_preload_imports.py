@@ -28,8 +28,8 @@ def write(folder: Path, **sources: str) -> None:
     [
         ("import a, b.c as d", "a b.c", "a b.c", ""),
         ("try:\n  import a\nexcept ImportError:\n  import b", "a", "a", ""),
-        ("if TYPE_CHECKING:\n  import a\nif __name__ == '__main__':\n  import b", "b", "b", ""),
-        ("def f():\n  import a\nclass C:\n  import b\nwith x:\n  import c", "c", "", ""),
+        ("if TYPE_CHECKING:\n  import a\nif __name__ == '__main__':\n  import b", "b", "", ""),
+        ("def f():\n  import a\nclass C:\n  import b\nwith x:\n  import c", "c", "c", ""),
         ("import os\nos.environ['A'] = '1'\nimport torch\nos.environ['B'] = '1'", "os torch", "os", "A"),
         ("import os\nos.environ.setdefault('A', '1')\nos.environ.update({'B': ''})\nimport a", "os a", "os", "A B"),
         ("import os\nos.environ.update(A='', **x)\nimport a", "os a", "os", "* A"),

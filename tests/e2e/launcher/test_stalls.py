@@ -55,7 +55,7 @@ CANNOT_START = {
 
 @pytest.mark.parametrize(
     ("kind", "streams"),
-    [("import", ["--tee=2", "--fast-no-preload"]), ("arguments", ["--redirects=2"])],
+    [("import", ["--tee=2", "--fast-no-preload"]), ("arguments", [])],
     ids="".join,
 )
 def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, kind: str, streams: list[str]) -> None:
