@@ -3,12 +3,17 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import fastckpt  # noqa: F401  # a fixture
+from tests.e2e.launcher.conftest import until
 from tests.faults.jobs import launcher_for
 from tests.support import launchers
 
@@ -27,6 +32,21 @@ def start_forked(arguments: Sequence[str], environment: Mapping[str, str], outpu
     """fastckpt-run in a fork; as `fastckpt_run.bound_launch.start_bound` starts it otherwise."""
     command = [*launcher_for(Path(environment["TMPDIR"])), *arguments]
     return launchers.start(command, {**environment, "FASTCKPT_PRELOAD": "auto"}, output)
+
+
+@contextmanager
+def stopped_after(condition: Callable[[], Any], number: int) -> Iterator[None]:
+    """This process is signalled half a second after a condition has come true."""
+
+    def stop() -> None:
+        until(condition, "what the signal follows")
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    yield
+    thread.join()
 
 
 class ChaosJob:

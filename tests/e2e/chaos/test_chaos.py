@@ -6,9 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from fastckpt._core.report.events import FOLDER
 from fastckpt_run.chaos.running_job import LocalAgent, agents_of, find_job
 from tests.cli.conftest import Fastckpt, Said
 from tests.cli.test_output import KEYS
-from tests.e2e.chaos.conftest import ChaosJob
+from tests.e2e.chaos.conftest import ChaosJob, stopped_after
 from tests.e2e.launcher.conftest import until
 
 SHM = "FASTCKPT_SHM_DIR"
@@ -44,21 +41,6 @@ def begun(job: ChaosJob) -> list[LocalAgent]:
 
 def chaos(fastckpt: Fastckpt, job: ChaosJob, *options: object) -> Said:
     return fastckpt("chaos", job.directory, "--every=0.3s", "--limit=100s", *options)
-
-
-@contextmanager
-def stopped_after(condition: Callable[[], Any], number: int) -> Iterator[None]:
-    """This process is signalled half a second after a condition has come true."""
-
-    def stop() -> None:
-        until(condition, "what the signal follows")
-        time.sleep(0.5)
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    yield
-    thread.join()
 
 
 def test_a_job_comes_back_from_each_kill_and_all_of_it_is_told(fastckpt: Fastckpt, job: ChaosJob):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from fastckpt_run.proof.proof import Proof, ProofPlan
 from fastckpt_run.views import proof_text
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_output import KEYS
-from tests.e2e.chaos.conftest import TRAIN, start_forked
-from tests.e2e.launcher.conftest import FORK, until
+from tests.e2e.chaos.conftest import TRAIN, start_forked, stopped_after
 
 prove_command = sys.modules["fastckpt_run.cli.prove"]
-RANKS, ALONE = [*FORK, "--nproc-per-node=2"], [*FORK]
+RANKS, ALONE = ["--nproc-per-node=2"], ["--nproc-per-node=1"]
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +91,7 @@ def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_pa
 
 def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path):
     with pytest.raises(ConfigError, match="it saves to /tmp/fixed, not to the directory that it was given"):
-        prove(tmp_path, "--fault=fixed", options=["--nproc-per-node=1"])
+        prove(tmp_path, "--fault=fixed")
     assert not Path("/tmp/fixed").exists()
 
 
@@ -109,13 +107,9 @@ def test_a_folder_that_is_not_empty_is_refused(fastckpt: Fastckpt, tmp_path: Pat
     assert fastckpt("prove", "--dir-argument=--out", "--dir-variable=OUT", TRAIN).code == 2
 
 
-def test_ctrl_c_leaves_no_process_and_no_folder_of_its_own(tmp_path: Path):
-    program = "from fastckpt_run.commands import tools; tools()"
-    command = [sys.executable, "-c", program, "prove", *FORK, TRAIN, "--out=x", "--pause=60"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stderr is not None and "1. running it without kills" in process.stderr.readline()
-    folders = list(Path(os.environ["TMPDIR"]).glob("fastckpt-prove-*"))
-    until(lambda: [*folders[0].glob("uninterrupted/record/rank-0.jsonl")], "the worker")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT and "fastckpt: stopped" in err and not folders[0].exists()
+def test_ctrl_c_leaves_no_process_and_no_folder_of_its_own(fastckpt: Fastckpt):
+    temporary = Path(os.environ["TMPDIR"])
+    with stopped_after(lambda: [*temporary.glob("*/uninterrupted/record/rank-0.jsonl")], signal.SIGINT):
+        answer = fastckpt("prove", TRAIN, "--out=x", "--pause=60")
+    assert answer.code == 128 + signal.SIGINT and "fastckpt: stopped" in answer.err
+    assert not [*temporary.glob("fastckpt-prove-*")]
