@@ -168,18 +168,37 @@ def death_signal() -> int:
 
 def torch_state() -> dict[str, object]:
     import torch
+    import torch._dynamo
     import torch.distributed
     import torch.nn.parallel
+    from torch.utils.data import DataLoader
 
     import fastckpt.ddp  # noqa: F401
 
+    seeded = torch.get_rng_state()[8:].any().item()
     return {
         "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "launched": torch.distributed.is_torchelastic_launched(),
-        "initialized": [torch.distributed.is_initialized(), torch.cuda.is_initialized(), not torch.cuda._queued_calls],
-        "state": [torch.get_rng_state()[8:].any().item(), len(torch.get_rng_state())],
+        "initialized": [
+            torch.distributed.is_initialized(),
+            torch.cuda.is_initialized(),
+            torch.cuda._queued_calls == [],
+        ],
+        "state": [seeded, len(torch.get_rng_state())],
         "computed": (torch.ones(300, 300) @ torch.ones(300, 300)).sum().item(),
+        "loaded": [int(batch.sum()) for batch in DataLoader(Numbers(), num_workers=1, multiprocessing_context="fork")],
     }
+
+
+class Numbers:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 3
 
 
 def seeds() -> list[object]:
