@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from fastckpt import Checkpointer
@@ -50,9 +51,8 @@ class Server(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-
-def python(code: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    def log_message(self, *arguments):
+        pass
 
 
 def sleep():
@@ -61,15 +61,19 @@ def sleep():
 
 def lock_of_another_process():
     code = f"import fcntl, time; f = open('lock', 'w'); fcntl.flock(f, 2); print(flush=True); time.sleep({seconds})"
-    with python(code) as holder, open("lock", "w") as file:
-        holder.stdout.readline()
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    holder.stdout.readline()
+    with open("lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+    holder.wait()
+    holder.stdout.close()
 
 
 def http_server_that_is_slow():
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").read()
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.handle_request, daemon=True).start()
+    urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/").read()
+    server.server_close()
 
 
 def program_that_sleeps():
@@ -77,7 +81,8 @@ def program_that_sleeps():
 
 
 def program_that_computes():
-    python(f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass").communicate()
+    code = f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
 
 
 def loader_worker():
@@ -88,6 +93,8 @@ def poll_of_a_descriptor():
     here, there = os.pipe()
     threading.Timer(seconds, os.write, (there, b"x")).start()
     select.select([here], [], [])
+    os.close(here)
+    os.close(there)
 
 
 def event_loop():
@@ -123,9 +130,10 @@ def key_of_a_store():
 
 
 def being_stopped_and_continued():
-    helper = python(f"import os, time; time.sleep({seconds}); os.kill({os.getpid()}, {int(signal.SIGCONT)})")
+    code = f"import os, signal, time; time.sleep({seconds}); os.kill({os.getpid()}, signal.SIGCONT)"
+    helper = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     os.kill(os.getpid(), signal.SIGSTOP)
-    helper.communicate()
+    helper.wait()
 
 
 def evaluation_that_nobody_marked():
@@ -134,11 +142,22 @@ def evaluation_that_nobody_marked():
 
 
 WAITS = [
-    *(sleep, lock_of_another_process, http_server_that_is_slow, program_that_sleeps, program_that_computes),
-    *(loader_worker, poll_of_a_descriptor, event_loop, alarm, output_that_nobody_reads, computing_in_python),
-    *(computing_in_c_with_the_gil, key_of_a_store, being_stopped_and_continued, evaluation_that_nobody_marked),
+    sleep,
+    lock_of_another_process,
+    http_server_that_is_slow,
+    program_that_sleeps,
+    program_that_computes,
+    loader_worker,
+    poll_of_a_descriptor,
+    event_loop,
+    alarm,
+    output_that_nobody_reads,
+    computing_in_python,
+    computing_in_c_with_the_gil,
+    key_of_a_store,
+    being_stopped_and_continued,
+    evaluation_that_nobody_marked,
 ]
-SPIN = "def synchronize(path):\n    while not exists(path): pass"
 
 
 def wait_for_rank_0(number: int) -> None:
@@ -147,35 +166,39 @@ def wait_for_rank_0(number: int) -> None:
     if rank == 0:
         path.touch()
     elif backend == "spins":
-        names = {"exists": os.path.exists}
-        exec(compile(SPIN, "/site-packages/torch/distributed/distributed_c10d.py", "exec"), names)
-        names["synchronize"](path)
+        spin(path)
 
 
-def train(step: int) -> None:
-    (model(torch.ones(2, 8)).sum() / 8).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    checkpointer.step(step)
+def spin(path: Path) -> None:
+    program = "def synchronize(path):\n    while not exists(path): pass"
+    names = {"exists": os.path.exists}
+    exec(compile(program, "/site-packages/torch/distributed/distributed_c10d.py", "exec"), names)
+    names["synchronize"](path)
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(hours=1))
     torch.manual_seed(0)
     layer, alone = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-    model = torch.nn.parallel.DistributedDataParallel(layer)
+    model = DistributedDataParallel(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Checkpointer(folder / "checkpoints", model=model, optimizer=optimizer, every={"memory": 1}) as checkpointer:
         assert checkpointer.resume() == 0
         for step in range(1, 4):  # the pace is known by then
-            train(step)
+            (model(torch.ones(2, 8)).sum() / 8).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpointer.step(step)
         for number, wait in enumerate(WAITS):
             if rank == 0:
                 began = time.monotonic()
                 wait()
                 print(f"waited {wait.__name__} {began} {time.monotonic()}", flush=True)
             wait_for_rank_0(number)
-            train(number + 4)
+            (model(torch.ones(2, 8)).sum() / 8).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpointer.step(number + 4)
         dist.barrier()
     print(f"rank {rank} ends", flush=True)
     dist.destroy_process_group()
