@@ -1,7 +1,12 @@
-"""A training of which ranks have unlike parts: averages of BatchNorm, states of an optimizer, a replay buffer."""
+"""A training of which ranks have unlike parts: averages of BatchNorm, states of an optimizer, a replay buffer.
+
+In the way ``equal`` they learn alike, and bits of one rank flip, as by a processor that is broken. At the end each rank
+trains once more without checkpoints, and writes down what came of it.
+"""
 
 import argparse
 import os
+import random
 import sys
 import warnings
 from collections import deque
@@ -15,12 +20,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from fastckpt import Checkpointer
+from fastckpt._core.replicas import rank_differences
+from fastckpt.ddp import settle
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, digest, parser_of_all
 from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")  # broadcast_buffers has another name since torch 2.13
+rank_differences.SHARE = 1.0  # a comparison is due after as many steps in each run, however slow the machine is
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,49 +97,101 @@ class Drifting:
         self.value = state["value"]
 
 
-def train(args: argparse.Namespace) -> None:
-    rank, log = dist.get_rank(), Log(args.out, dist.get_rank())
-    torch.manual_seed(3)
-    net = nn.Sequential(nn.Linear(6, 11), nn.BatchNorm1d(11), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 1))
-    if args.way in ("fsdp2", "alone"):
-        model: nn.Module = fully_shard(net) if args.way == "fsdp2" else net
-    else:
-        model = nn.parallel.DistributedDataParallel(net, broadcast_buffers=args.way == "broadcast")
-    optimizer = (OfShards if args.way in ("fsdp2", "alone") else Divided)(net.parameters())
-    torch.manual_seed(11 + rank)
+class Training:
+    """A model with its optimizer and what else is saved; the same at every start."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.replay, self.drifting = args, Replay(), Drifting()
+        torch.manual_seed(3)
+        self.net = nn.Sequential(nn.Linear(6, 11), nn.BatchNorm1d(11), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 1))
+        if args.way == "fsdp2":
+            self.model: nn.Module = fully_shard(self.net)
+        else:
+            self.model = nn.parallel.DistributedDataParallel(self.net, broadcast_buffers=args.way == "equal")
+            settle(self.model, lambda: self.model(torch.ones(6, 6)).sum().backward())
+        makes: dict[str, Any] = {"fsdp2": OfShards, "ddp": Divided, "equal": lambda of: torch.optim.AdamW(of, lr=0.01)}
+        self.optimizer: torch.optim.Optimizer = makes[args.way](self.net.parameters())
+        torch.manual_seed(11 + dist.get_rank())
+
+    def parts(self) -> dict[str, Any]:
+        others = {"replay": self.replay, "drifting": self.drifting}
+        return {"model": self.model, "optimizer": self.optimizer, "others": others}
+
+    def learn(self, step: int) -> str:
+        """Take a step; the loss."""
+        self.replay.seen.append(torch.randn(4, 6) + dist.get_rank())
+        loss = self.model(torch.cat([*self.replay.seen])).square().mean() + self.drifting.value
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.drifting.value += dist.get_rank() if step > self.args.drifts else 0
+        return str(loss.item().hex())
+
+    def flip(self, chance: random.Random) -> str:
+        """Flip a random bit of a parameter, or of a state of the optimizer."""
+        tensors = dict(self.net.named_parameters())
+        for name, parameter in self.net.named_parameters():
+            tensors |= {f"{name} {key}": value for key, value in self.optimizer.state[parameter].items()}
+        name = chance.choice([name for name, each in tensors.items() if each.numel() > 1])
+        numbers = tensors[name].detach().reshape(-1).view(torch.int32)
+        # One of the least flips in vain: rounding makes it good again within some steps.
+        at, bit = chance.randrange(len(numbers)), chance.randrange(16, 26)
+        numbers[at] ^= 1 << bit
+        return f"{name}[{at}] bit {bit}"
+
+    def end(self) -> str:
+        states = [self.optimizer.state[each] for each in self.net.parameters()]
+        weights = [local(each) for each in self.net.state_dict().values()]
+        return digest([weights, states, self.replay.state_dict(), torch.get_rng_state()])
+
+
+def train(args: argparse.Namespace, log: Log) -> None:
+    rank, training = dist.get_rank(), Training(args)
     inject_requested_faults(rank, args.out)
-    replay, drifting = Replay(), Drifting()
-    others = {"replay": replay, "drifting": drifting}
     every = {"memory": args.memory, "storage": args.disk}
-    with Checkpointer(
-        args.checkpoint_dir, model=model, optimizer=optimizer, others=others, every=every
-    ) as checkpointer:
+    with Checkpointer(args.checkpoint_dir, **training.parts(), every=every) as checkpointer:
         step = checkpointer.resume()
         start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
-        log(loaded=step, tier=checkpointer._checkpointer.loaded_from, world=dist.get_world_size(), start=start)
-        while step < args.steps and rank != args.leaves:
+        log(loaded=step, tier=checkpointer._checkpointer.loaded_from, start=start)
+        flip_at = step + [*args.flips, *[args.steps] * 9][start[1]]
+        while step < args.steps:
             step += 1
-            replay.seen.append(torch.randn(4, 6) + rank)
-            loss = model(torch.cat([*replay.seen])).square().mean() + drifting.value
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            drifting.value += rank if step > args.drifts else 0
-            log(step=step, loss=loss.item().hex())
+            log(step=step, loss=training.learn(step))
+            if rank == 1 and step == flip_at:
+                log(flipped=training.flip(random.Random(1 + start[1])))
             if (result := checkpointer.step(step)) is not None:
                 log(due=step, done=bool(result), unlike=[*checkpointer._differences.unlike])
-    states = [optimizer.state[each] for each in net.parameters()]
-    ends = [local(each) for each in net.state_dict().values()], states, replay.state_dict(), torch.get_rng_state()
-    (args.out / f"end.{rank}").write_text(digest([*ends]))
+    (args.out / f"end.{rank}").write_text(training.end())
+    plain = Training(args)
+    log(plain=[plain.learn(step) for step in range(1, args.steps + 1)], end=plain.end())
+
+
+def leave_early(args: argparse.Namespace, log: Log) -> None:
+    """The second rank closes before its first step."""
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with Checkpointer(f"{args.checkpoint_dir}-alone", model=net, optimizer=optimizer, every=1) as checkpointer:
+        checkpointer.resume()
+        for step in (1, 2, 3) if dist.get_rank() == 0 else ():
+            net(torch.ones(3)).sum().backward()
+            optimizer.step()
+            checkpointer.step(step)
+            log(alone=step)
 
 
 if __name__ == "__main__":
     parser = parser_of_all()
     parser.set_defaults(steps=12, memory=1, disk=4)
-    parser.add_argument("--way", default="ddp", help="ddp, broadcast, fsdp2, or alone")
+    parser.add_argument("--way", default="ddp", help="ddp, fsdp2, or equal")
+    parser.add_argument("--apart", type=int, default=3, help="steps after a comparison in which there is no other")
     parser.add_argument("--drifts", type=int, default=1000, help="the step after which a part begins to differ")
-    parser.add_argument("--leaves", type=int, default=-1, help="the rank that closes before its first step")
+    parser.add_argument("--flips", type=int, nargs="*", default=[], help="these steps of each start")
+    arguments = parser.parse_args()
+    rank_differences.EVERY = arguments.apart
     dist.init_process_group("gloo")
-    train(parser.parse_args())
+    diary = Log(arguments.out, dist.get_rank())
+    train(arguments, diary)
+    if arguments.way == "ddp":
+        leave_early(arguments, diary)
     dist.barrier()
     dist.destroy_process_group()
