@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -116,12 +115,11 @@ def by_hsdp(folder: Path, *, unlike: bool) -> str:
 
 def main() -> None:
     said: dict[str, str] = {}
-    ways: list[Callable[..., str]] = [by_accelerate, by_deepspeed, by_trainer, by_dcp, by_hsdp]
-    for way in ways:
+    for way in sys.argv[2:]:
         for unlike in (False, True):
-            name = f"{way.__name__}, {'unlike' if unlike else 'equal'}"
+            name = f"{way}, {'unlike' if unlike else 'equal'}"
             try:
-                said[name] = way(Path(sys.argv[1]) / name, unlike=unlike)
+                said[name] = globals()[way](Path(sys.argv[1]) / name, unlike=unlike)
             except ConfigError as error:
                 said[name] = str(error)
             dist.barrier()
