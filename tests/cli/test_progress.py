@@ -127,6 +127,16 @@ def unseen_in_pipes() -> None:
     UNSEEN()
 
 
+def in_the_background() -> None:
+    mode = termios.tcgetattr(0)
+    mode[3] |= termios.TOSTOP  # who writes to it in the background is stopped
+    termios.tcsetattr(0, termios.TCSANOW, mode)
+    if child := os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os.setpgid(0, 0)
+    UNSEEN()
+
+
 @pytest.mark.parametrize(
     ("options", "setup", "environment"),
     [
@@ -135,8 +145,9 @@ def unseen_in_pipes() -> None:
         ([], without_errors, {}),
         ([], lambda: None, {}),
         ([], UNSEEN, {"TERM": "dumb"}),
+        (["--json"], in_the_background, {}),
     ],
-    ids=["a pipe", "quiet", "no standard error", "short work", "a dumb terminal"],
+    ids=["a pipe", "quiet", "no standard error", "short work", "a dumb terminal", "the terminal is another job's"],
 )
 def test_nothing_but_long_work_in_a_terminal_shows_progress(fastckpt, large, options, setup, environment):
     command = [*filled(COMMANDS["verify"], large), *options]
@@ -144,16 +155,10 @@ def test_nothing_but_long_work_in_a_terminal_shows_progress(fastckpt, large, opt
     assert (shown.code, shown.raw, shown.out) == (0, "", fastckpt(*command).out)
 
 
-class Once:
+def once(deed: str, act: Callable[[Terminal], object]) -> Callable[[Terminal, str], None]:
     """Does something to a terminal as soon as it shows progress of a deed."""
-
-    def __init__(self, deed: str, act: Callable[[Terminal], object]) -> None:
-        self.done, self._deed, self._act = False, deed, act
-
-    def __call__(self, terminal: Terminal, raw: str) -> None:
-        if not self.done and re.search(rf"{self._deed} .*B of \d", raw):
-            self.done = True
-            self._act(terminal)
+    pending = [act]
+    return lambda terminal, raw: pending.pop()(terminal) if pending and re.search(rf"{deed} .*B of \d", raw) else None
 
 
 @pytest.mark.parametrize(
@@ -167,8 +172,8 @@ class Once:
 )
 def test_an_export_that_is_ended_leaves_no_half_a_file_on_a_clean_terminal(large, name, act, number):
     command = filled(["export", "{run}@1", f"{{out}}/{name}", "--only", "model"], large)
-    shown = Terminal(command, Slowed(then=1.0, holds=True)).finish(once := Once("write", act))
-    assert once.done and shown.code == 128 + number and list((large.parent / "out").iterdir()) == []
+    shown = Terminal(command, Slowed(then=1.0, holds=True)).finish(once("write", act))
+    assert shown.code == 128 + number and list((large.parent / "out").iterdir()) == []
     if number == signal.SIGINT:
         [last, end] = shown.screen
         assert last.removeprefix("^C").strip() == "fastckpt: stopped" and end == ""
@@ -179,24 +184,12 @@ def outliving() -> None:
     Slowed(then=1.0)()
 
 
-def in_the_background() -> None:
-    mode = termios.tcgetattr(0)
-    mode[3] |= termios.TOSTOP  # who writes to it in the background is stopped
-    termios.tcsetattr(0, termios.TCSANOW, mode)
-    if child := os.fork():
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    os.setpgid(0, 0)
-    UNSEEN()
-
-
-def test_work_goes_on_where_the_terminal_is_lost_or_takes_nothing_or_is_another_jobs(fastckpt, large):
+def test_work_goes_on_where_the_terminal_is_lost_or_takes_nothing(fastckpt, large):
     command = [*filled(COMMANDS["verify"], large), "--json"]
     answer = fastckpt(*command).out
     for setup, act in ((outliving, Terminal.vanish), (Slowed(then=1.0), lambda terminal: terminal.type(b"\x13"))):  # ^S
-        shown = Terminal(command, setup, piped=True).finish(once := Once("verify", act))
-        assert once.done and (shown.code, shown.out) == (0, answer)
-    shown = Terminal(command, in_the_background, piped=True).finish()
-    assert (shown.code, shown.raw, shown.out) == (0, "", answer)
+        shown = Terminal(command, setup, piped=True).finish(once("verify", act))
+        assert (shown.code, shown.out) == (0, answer)
 
 
 class Paper(TerminalOutput):

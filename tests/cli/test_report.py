@@ -28,8 +28,7 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.open, self.tags, self.attributes = list[str](), set[str](), set[str]()
-        self.text: list[str] = []
+        self.open, self.tags, self.attributes, self.text = list[str](), set[str](), set[str](), list[str]()
         self.feed(text)
         assert not self.open
 
@@ -39,9 +38,6 @@ class Page(HTMLParser):
         if tag not in ("meta", "br", "img", "input", "link"):
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attrs):
-        raise AssertionError(f"<{tag}/>")
-
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
@@ -49,7 +45,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-UNSAFE = {*("script", "img", "iframe", "object", "embed", "link", "form", "input", "a", "base", "foreignobject", "use")}
+UNSAFE = {*["script", "img", "iframe", "object", "embed", "link", "form", "input", "a", "base", "foreignobject", "use"]}
 """Tags that could load or run something, or lead elsewhere."""
 
 
@@ -83,21 +79,17 @@ def test_the_report_page_has_the_numbers_of_the_log(fastckpt, directory, tmp_pat
     assert set(re.findall(r"url\(#([\w-]+)\)", text)) == set(re.findall(r'<pattern id="([\w-]+)"', text))
 
 
-def test_report_reads_a_log_by_its_name_and_a_torn_one(fastckpt, tmp_path):
-    (tmp_path / "events").write_bytes(RECORDED.read_bytes()[:-20])
-    said = fastckpt("report", tmp_path / "events", "--json")
-    assert said.document["unreadable"] == 1 and said.document["launches"][0]["outcome"] is None
-    assert sum(said.document["time"].values()) == pytest.approx(said.document["total"])
-    assert "1 lines of the logs cannot be read" in fastckpt("report", tmp_path / "events").out
-
-
 @pytest.mark.parametrize("content", [b"", b"\0" * 5000, b'{"event": "saved", "time": 1, "pid": 1}\n'])
 def test_report_of_a_file_that_is_no_log_has_no_launch(fastckpt, tmp_path, content):
     (tmp_path / "events").write_bytes(content)
     said = fastckpt("report", tmp_path / "events", "--json", "--html", tmp_path / "page")
     assert said.document["goodput"] is None and said.document["launches"] == [] and said.document["total"] == 0
     assert_safe((tmp_path / "page").read_text())
-    assert "no launch of fastckpt-run" in fastckpt("report", tmp_path / "events").out
+    (tmp_path / "events").write_bytes(RECORDED.read_bytes()[:-20] + content[:20])  # a torn one has those before
+    said = fastckpt("report", tmp_path / "events", "--json")
+    assert said.document["unreadable"] == 1 and said.document["launches"][0]["outcome"] is None
+    assert sum(said.document["time"].values()) == pytest.approx(said.document["total"])
+    assert "1 lines of the logs cannot be read" in fastckpt("report", tmp_path / "events").out
 
 
 def test_uploads_copies_failures_and_a_later_launch_are_in_text_page_and_json(fastckpt, tmp_path):
@@ -163,22 +155,16 @@ def test_hostile_texts_in_a_log_are_escaped_on_the_page(fastckpt, tmp_path):
     assert_safe(page(report([parsed(Path("log"), [])]), EVIL))
 
 
-def test_the_time_axis_of_the_report_has_few_ticks():
-    for length in (0, 3600 * 10**9, 10**21):
-        ticks = Axis(5, 5 + length).ticks(6)
-        assert 1 <= len(ticks) <= 7 and ticks[-1][0] <= max(1, length)
-
-
 def test_many_restarts_do_not_hide_where_most_of_the_time_went():
     """Two thousand, of a second each, in a month."""
     bars = []
     for begin in range(0, 2000 * 1300, 1300):
         bars += [Bar(begin + i, begin + i + 1, kind) for i, kind in enumerate(("stop", "start", "resume"))]
         bars.append(Bar(begin + 3, begin + 1300, "useful"))
-    widths = dict.fromkeys(("stop", "start", "resume", "useful"), 0.0)
-    for kind, width in re.findall(r'class="(\w+)" x="[-\d.]+" width="([-\d.]+)"', lane(bars, Axis(0, 2000 * 1300))):
+    axis, widths = Axis(0, 2000 * 1300), dict.fromkeys(("stop", "start", "resume", "useful"), 0.0)
+    for kind, width in re.findall(r'class="(\w+)" x="[-\d.]+" width="([-\d.]+)"', lane(bars, axis)):
         widths[kind] += float(width)
-    assert widths["useful"] > 1900 and widths["stop"] + widths["start"] + widths["resume"] < 100
+    assert widths.pop("useful") > 1900 and sum(widths.values()) < 100 and 1 <= len(axis.ticks(6)) <= 7
 
 
 VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.just(EVIL)

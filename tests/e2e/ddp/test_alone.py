@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from tests.e2e.ddp.conftest import Ranks, on_storage, run_script, state
+from tests.e2e.ddp.conftest import on_storage, run_script, state
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
@@ -17,7 +17,7 @@ def no_arena() -> bool:
     return not any(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir())
 
 
-def test_a_script_without_a_launcher_warns_once_and_close_waits_for_the_last_flush(directory: Path, said):
+def test_a_script_without_a_launcher_warns_once_and_close_waits_for_the_last_flush(directory, said):
     with DdpCheckpointer(directory) as one, DdpCheckpointer(directory.with_name("other")) as other:
         assert one.save_checkpoint(1, state(1), storage_type=DISK)
         assert other.save_checkpoint(5, state(5), storage_type=MEMORY)
@@ -43,14 +43,14 @@ assert child.exitcode == 0
 """
 
 
-def test_a_script_without_a_launcher_that_does_not_close_flushes_at_its_end(tmp_path: Path, forked_launchers: None):
+def test_a_script_without_a_launcher_that_does_not_close_flushes_at_its_end(tmp_path, forked_launchers):
     """Also one whose forked children have ended before."""
     directory = tmp_path / "checkpoints"
     said = run_script(UNCLOSED + "raise RuntimeError('wrong')", tmp_path, str(directory), expected=1)
     assert on_storage(directory) == [1] and no_arena(), said
 
 
-def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks: Ranks, directory: Path, monkeypatch):
+def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks, directory, monkeypatch):
     """The first rank saves the last step and closes, while the second is about to."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
@@ -100,7 +100,7 @@ assert os.wait()[1] == 0, "the fork has closed files of the script"
 
 @pytest.mark.parametrize("has_launcher", [True, False], ids=["a saver elsewhere", "a saver of its own"])
 def test_a_script_that_closes_all_descriptors_keeps_those_that_it_opens_then(
-    ranks: Ranks, directory: Path, tmp_path: Path, forked_launchers: None, has_launcher: bool
+    ranks, directory, tmp_path, forked_launchers, has_launcher
 ):
     if has_launcher:
         ranks.start(0)

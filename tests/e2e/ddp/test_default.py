@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -77,7 +76,7 @@ def test_a_save_with_disk_path_or_metrics_becomes_durable_and_memory_saves_are_s
     assert torch.load(mine)["step"] == 2
 
 
-def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persisted(ranks: Ranks, directory: Path):
+def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persisted(ranks, directory):
     """The directory's private part is a file for a while: all that is written there fails."""
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1))
@@ -96,9 +95,7 @@ def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persiste
     assert one.wait_latest_checkpoint(60) == 19 and not tally(ranks).asked
 
 
-def test_a_save_requested_during_a_successful_retry_is_persisted(
-    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_save_requested_during_a_successful_retry_is_persisted(ranks, directory, monkeypatch):
     begun, go_on = Event(), Event()
 
     def held(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
@@ -124,9 +121,7 @@ def test_a_save_requested_during_a_successful_retry_is_persisted(
     assert one.wait_latest_checkpoint(60) == 3
 
 
-def test_default_saves_pending_at_the_end_of_the_job_become_durable_without_a_flush_too(
-    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_default_saves_pending_at_the_end_of_the_job_become_durable_without_a_flush_too(ranks, directory, monkeypatch):
     monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", RATE)
     monkeypatch.setenv("FASTCKPT_FLUSH", "0")
     (one,) = ranks.start()

@@ -20,7 +20,7 @@ from fastckpt.ddp import (
     StorageType,
 )
 from fastckpt.errors import ConfigError, PersistError
-from tests.e2e.ddp.conftest import Ranks, on_storage, state, until
+from tests.e2e.ddp.conftest import on_storage, state, until
 
 
 def save(member: DdpCheckpointer, *steps: int, **measures: list[float]) -> None:
@@ -50,9 +50,7 @@ class Mine(CheckpointDeletionStrategy):
 
 
 class TestBuiltInStrategies:
-    def test_retention_after_a_restart_of_the_agent_knows_times_and_metrics(
-        self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_retention_after_a_restart_of_the_agent_knows_times_and_metrics(self, ranks, directory, monkeypatch):
         """Each launch knows of earlier checkpoints only what is on storage; the clock jumps back in between."""
         now = [0.0]
         monkeypatch.setattr(time, "time", lambda: now[0])
@@ -69,9 +67,7 @@ class TestBuiltInStrategies:
             ranks.end()
         assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
 
-    def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(
-        self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
-    ):
+    def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(self, ranks, directory, said):
         """Months of training: a script that saves without loading must not have retention delete them."""
         strategy = KeepLatestStepStrategy(2, str(directory))
         (one,) = ranks.start(deletion_strategy=strategy)
@@ -90,7 +86,7 @@ class TestBuiltInStrategies:
         becomes(directory, 3, 4, 1003, 1004)
         assert said.text.count("without loading") == 1
 
-    def test_a_line_of_training_continues_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
+    def test_a_line_of_training_continues_over_histories_that_only_memory_had(self, ranks, directory):
         """Old and best, then restarts of which nothing became durable, then better: the old one is not another's."""
         strategy = KeepBestStrategy(1, "accuracy", str(directory), mode="max")
         (one,) = ranks.start(deletion_strategy=strategy)
@@ -106,9 +102,7 @@ class TestBuiltInStrategies:
         save(one, 6, accuracy=[1.0])
         becomes(directory, 6)
 
-    def test_a_load_from_another_directory_continues_no_line_of_training(
-        self, ranks: Ranks, directory: Path, tmp_path: Path
-    ):
+    def test_a_load_from_another_directory_continues_no_line_of_training(self, ranks, directory, tmp_path):
         """Histories of another directory are others, though they bear the same numbers."""
         (one,) = ranks.start()
         save(one, 1)
@@ -124,7 +118,7 @@ class TestBuiltInStrategies:
 
 
 class TestUserStrategies:
-    def test_a_user_strategy_runs_in_the_first_rank_once_per_checkpoint(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_runs_in_the_first_rank_once_per_checkpoint(self, ranks, directory):
         strategies = [Mine(directory), Mine(directory)]
         for strategy in strategies:
             strategy.policy = "mine alone"  # type: ignore[attr-defined]
@@ -138,7 +132,7 @@ class TestUserStrategies:
         assert strategies[1].seen == []
         assert on_storage(directory) == [3, 4]
 
-    def test_a_user_strategy_is_called_for_the_flush_after_a_restart(self, ranks: Ranks, directory: Path):
+    def test_a_user_strategy_is_called_for_the_flush_after_a_restart(self, ranks, directory):
         (one,) = ranks.start()
         one.save_checkpoint(7, state(7), storage_type=StorageType.MEMORY)
         ranks.workers_die()
@@ -147,9 +141,7 @@ class TestUserStrategies:
         one.wait_latest_checkpoint(60)
         assert [step for step, _ in strategy.seen] == [7]
 
-    def test_a_user_strategy_that_deletes_the_step_it_is_called_with_keeps_the_newest(
-        self, ranks: Ranks, directory: Path
-    ):
+    def test_a_user_strategy_that_deletes_the_step_it_is_called_with_keeps_the_newest(self, ranks, directory):
         """As those of Flash Checkpoint do, which is called one checkpoint later; workers are restarted in between."""
 
         class EveryThird:  # the interface, and none of our classes
@@ -167,7 +159,7 @@ class TestUserStrategies:
         assert on_storage(directory) == [3, 6, 7]
 
     def test_a_user_strategy_may_subclass_a_built_in_one_and_delete_within_the_directory_only(
-        self, ranks: Ranks, directory: Path, tmp_path: Path
+        self, ranks, directory, tmp_path
     ):
         (outside := tmp_path / "precious").mkdir()
         refused: list[str] = []
@@ -187,7 +179,7 @@ class TestUserStrategies:
         assert len(refused) == 10
         assert outside.is_dir() and on_storage(directory) == [1, 2]
 
-    def test_an_error_of_a_user_strategy_is_raised_by_a_complete_save(self, ranks: Ranks, directory: Path):
+    def test_an_error_of_a_user_strategy_is_raised_by_a_complete_save(self, ranks, directory):
         class Faulty(Mine):
             def clean_up(self, step: int, delete_func: Any) -> None:
                 super().clean_up(step, delete_func)
@@ -208,9 +200,7 @@ class TestUserStrategies:
         assert on_storage(directory) == [5, 6]
         assert one.load_checkpoint()["step"] == 6
 
-    def test_a_deletion_that_storage_refuses_does_not_end_training(
-        self, ranks: Ranks, directory: Path, monkeypatch, said
-    ):
+    def test_a_deletion_that_storage_refuses_does_not_end_training(self, ranks, directory, monkeypatch, said):
         def refuse(self: CheckpointDirectory, id: Any) -> None:
             raise PersistError("cannot delete: the file system is read-only")
 
@@ -226,7 +216,7 @@ class TestMetrics:
         found = CheckpointDirectory(directory).checkpoints()
         return {stored.id.step: stored.manifest.details.get("metrics") for stored in found}
 
-    def test_metrics_of_the_first_rank_are_in_the_manifest(self, ranks: Ranks, directory: Path):
+    def test_metrics_of_the_first_rank_are_in_the_manifest(self, ranks, directory):
         """Also if they are given once the step is in memory; those that are no finite numbers are left out."""
         measured = {"loss": torch.tensor(1.5), "epoch": 3, "norm": -math.inf, "lr": math.nan}
         for rank, member in enumerate(ranks.start(2)):
@@ -240,7 +230,7 @@ class TestMetrics:
         assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 0.5}, 3: {"loss": 1.25}}
         assert torch.load(directory / "checkpoint-2" / "model.pt")["step"] == 2
 
-    def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(self, ranks: Ranks):
+    def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(self, ranks):
         (one,) = ranks.start()
         for name, value, shown in (("loss", torch.ones(2), "'loss' is a Tensor"), (3, 0.5, "3 is")):
             with pytest.raises(ConfigError, match=f"the metric {shown}"):

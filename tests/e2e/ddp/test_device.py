@@ -82,7 +82,7 @@ class TestTransfer:
     @pytest.mark.parametrize("staging", [1 << 16, 8 << 20])
     @pytest.mark.parametrize("pinned", [False, True])
     def test_a_device_copy_holds_the_values_at_its_start_while_training_continues(
-        self, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, staging: int, pinned: bool
+        self, device, monkeypatch, *, staging, pinned
     ):
         monkeypatch.setattr(device_module, "STAGING", staging)
         still = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in self.SIZES]
@@ -107,7 +107,7 @@ class TestTransfer:
         torch.accelerator.synchronize(device)
         assert bytes(memory.numpy()) == b"".join(each.numpy().tobytes() for each in still + moving)
 
-    def test_a_mapped_file_is_pinned_where_the_device_supports_it(self, device: torch.device):
+    def test_a_mapped_file_is_pinned_where_the_device_supports_it(self, device):
         if device.type != "cuda":
             pytest.skip("only CUDA registers memory that others mapped")
         from fastckpt._core.transfer.image import pin, unpin
@@ -133,9 +133,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class TestSaves:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     @pytest.mark.parametrize("overlaps", [False, True])
-    def test_an_overlapped_device_save_holds_the_state_of_its_step(
-        self, ranks: Ranks, device: torch.device, *, name: str, overlaps: bool
-    ):
+    def test_an_overlapped_device_save_holds_the_state_of_its_step(self, ranks, device, *, name, overlaps):
         if name in ("fused", "capturable") and device.type != "cuda":
             pytest.skip("CUDA only")
         training = Training(ranks, device, OPTIMIZERS[name], overlaps=overlaps)
@@ -159,9 +157,7 @@ class TestSaves:
         assert_same(training.one.load_checkpoint(), wanted)
 
     @pytest.mark.parametrize("name", ["_stage", "room"])
-    def test_without_device_memory_for_staging_the_state_is_copied_at_once(
-        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, name: str
-    ):
+    def test_without_device_memory_for_staging_the_state_is_copied_at_once(self, ranks, device, monkeypatch, name):
         def full(pieces: Any) -> Any:
             if pieces:
                 raise torch.OutOfMemoryError("no memory for that")
@@ -173,9 +169,7 @@ class TestSaves:
         monkeypatch.setattr(device_module, name, {"_stage": full, "room": unknown}[name])
         Training(ranks, device).holds_its_steps()
 
-    def test_a_save_in_another_stream_than_the_steps_holds_the_state_of_its_step(
-        self, ranks: Ranks, device: torch.device
-    ):
+    def test_a_save_in_another_stream_than_the_steps_holds_the_state_of_its_step(self, ranks, device):
         training, stream = Training(ranks, device), torch.Stream(device)
 
         def learn() -> None:
@@ -186,9 +180,7 @@ class TestSaves:
         training.holds_its_steps(learn)
 
     @pytest.mark.parametrize("call", [1, 2])
-    def test_a_device_copy_that_fails_is_reported_and_does_not_end_training(
-        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, call: int
-    ):
+    def test_a_device_copy_that_fails_is_reported_and_does_not_end_training(self, ranks, device, monkeypatch, *, call):
         training = Training(ranks, device).saved(0, 1)
         training.learn()
         send, calls = Lane.send, iter(range(1, 9))
@@ -207,7 +199,7 @@ class TestSaves:
         assert result.saved and "the device says no" in result.trouble and result.skipped == 1
         assert_same(training.one.load_checkpoint(), reference(training.state()))
 
-    def test_a_default_device_does_not_move_our_own_tensors(self, ranks: Ranks, device: torch.device):
+    def test_a_default_device_does_not_move_our_own_tensors(self, ranks, device):
         torch.set_default_device(device)
         try:
             training = Training(ranks, device).saved(0, 1, 2)
@@ -217,7 +209,7 @@ class TestSaves:
         finally:
             torch.set_default_device(None)
 
-    def test_random_numbers_of_every_device_continue_after_a_resume(self, ranks: Ranks, device: torch.device):
+    def test_random_numbers_of_every_device_continue_after_a_resume(self, ranks, device):
         devices = [torch.device(device.type, index) for index in range(torch.accelerator.device_count())]
         (one,) = ranks.start()
         one.save_checkpoint(1, {"weight": torch.ones(3, device=device)}, storage_type=StorageType.MEMORY)
@@ -225,15 +217,13 @@ class TestSaves:
         one.load_checkpoint()
         assert [torch.rand(5, device=each).tolist() for each in devices] == wanted
 
-    def test_a_model_on_two_devices_is_saved_with_overlap(self, ranks: Ranks, device: torch.device):
+    def test_a_model_on_two_devices_is_saved_with_overlap(self, ranks, device):
         if torch.accelerator.device_count() < 2:
             pytest.skip("there is one device")
         halves = torch.nn.ModuleList([net(device), net(torch.device(device.type, 1))])
         Training(ranks, device, model=halves).holds_its_steps()
 
-    def test_a_swap_on_a_device_undone_before_the_copy_ends_is_detected(
-        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
-    ):
+    def test_a_swap_on_a_device_undone_before_the_copy_ends_is_detected(self, ranks, device, monkeypatch):
         """By way of .data: neither versions nor the bytes on the device afterwards show it."""
         training = Training(ranks, device).saved(0, 1)
         training.learn()
@@ -263,7 +253,7 @@ class TestSaves:
         assert "was written to while it was copied" in result.trouble
         assert_same(training.one.load_checkpoint(), wanted)
 
-    def test_a_direct_copy_into_pinned_memory_does_not_block_the_host(self, ranks: Ranks, device: torch.device):
+    def test_a_direct_copy_into_pinned_memory_does_not_block_the_host(self, ranks, device):
         """The step of the optimizer is launched while the copy has not even begun."""
         if device.type != "cuda":
             pytest.skip("only CUDA pins what is mapped")

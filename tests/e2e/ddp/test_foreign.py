@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastckpt.ddp import StorageType
-from tests.e2e.ddp.conftest import Ranks, state
+from tests.e2e.ddp.conftest import state
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def theirs(directory: Path) -> Path:
     return directory
 
 
-def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(ranks: Ranks, theirs: Path):
+def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(ranks, theirs):
     ranks.start(2)
     one, other = ranks.refusals()
     assert one == other and "Flash Checkpoint" in one and f"resume_path='{theirs}/100/rank_0.pt'" in one
@@ -31,7 +31,7 @@ def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(ran
     assert ranks.resume() == [(101, "storage")] * 2, "our own beside it is loaded"
 
 
-def test_logs_and_configurations_are_a_fresh_start(ranks: Ranks, directory: Path):
+def test_logs_and_configurations_are_a_fresh_start(ranks, directory):
     for name in ("logs/events.out.tfevents.1", "config.yaml", "train.log", "checkpoint-1/notes.txt"):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).touch()

@@ -37,7 +37,7 @@ def save(one: DdpCheckpointer, step: int, size: float) -> SaveResult:
     return one.save_checkpoint(step, state(step, int(size * MEBI)), storage_type=StorageType.MEMORY)
 
 
-def test_too_large_a_state_is_refused_at_the_first_save_and_by_prepare(limited: Limited):
+def test_too_large_a_state_is_refused_at_the_first_save_and_by_prepare(limited):
     one = limited(75)
     for act in (lambda: save(one, 1, 50), lambda: save(one, 1, 50), lambda: one.prepare(state(1, 50 * MEBI))):
         with pytest.raises(ArenaTooSmall) as refused:
@@ -55,7 +55,7 @@ def test_too_large_a_state_is_refused_at_the_first_save_and_by_prepare(limited: 
     assert one.load_checkpoint()["step"] == 2
 
 
-def test_memory_with_room_for_two_slots_has_two(limited: Limited, said):
+def test_memory_with_room_for_two_slots_has_two(limited, said):
     one = limited(70)
     for step in range(1, 6):
         assert save(one, step, 25)
@@ -66,7 +66,7 @@ def test_memory_with_room_for_two_slots_has_two(limited: Limited, said):
     assert one.wait_latest_checkpoint(60) == 6
 
 
-def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(limited: Limited):
+def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(limited):
     one = limited(160)
     for step in (1, 2, 3, 4):
         assert save(one, step, 20)
@@ -86,7 +86,7 @@ def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(limite
         (40, (10.5,) * 4 + (11.4,) * 5),  # slightly, in scarce memory
     ],
 )
-def test_a_state_that_grows_is_saved(limited: Limited, room: int, sizes: tuple[float, ...]):
+def test_a_state_that_grows_is_saved(limited, room, sizes):
     """Images that are replaced give their memory back, although writers have mapped them."""
     one = limited(room)
     for step, size in enumerate(sizes, 1):
@@ -94,7 +94,7 @@ def test_a_state_that_grows_is_saved(limited: Limited, room: int, sizes: tuple[f
         assert float(one.load_checkpoint()["weights"][-1]) == step
 
 
-def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path: Path) -> None:
+def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path):
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(9):
             assert save(checkpointer, step, 1)

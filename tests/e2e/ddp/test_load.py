@@ -80,7 +80,7 @@ def later(directory: Path, files: dict[str, Path], world: int = 1) -> None:
 
 
 class TestLoadedState:
-    def test_a_load_from_memory_gives_each_rank_its_own_state_and_random_numbers(self, ranks: Ranks):
+    def test_a_load_from_memory_gives_each_rank_its_own_state_and_random_numbers(self, ranks):
         ranks.start(2)
         torch.manual_seed(1)
         save(ranks, 3, storage_type=MEMORY)
@@ -95,7 +95,7 @@ class TestLoadedState:
         one.load_checkpoint()
         assert torch.equal(torch.rand(3), expected)
 
-    def test_loaded_states_share_memory_with_no_slot_and_no_other_rank(self, ranks: Ranks):
+    def test_loaded_states_share_memory_with_no_slot_and_no_other_rank(self, ranks):
         """optimizer.load_state_dict keeps the tensors it is given; as views of an image ranks would share them."""
         ranks.start(2)
         save(ranks, 1, storage_type=MEMORY)
@@ -107,7 +107,7 @@ class TestLoadedState:
             save(ranks, step, storage_type=MEMORY)
         assert torch.equal(second["weights"], state(1)["weights"])
 
-    def test_loaded_tensors_are_aligned_and_share_storages_as_before(self, ranks: Ranks):
+    def test_loaded_tensors_are_aligned_and_share_storages_as_before(self, ranks):
         (one,) = ranks.start()
         shared = torch.arange(1000.0)
         odd = {f"odd {size}": torch.ones(size, dtype=torch.uint8) for size in (1, 63, 65, 4097)}
@@ -123,7 +123,7 @@ class TestLoadedState:
         assert (loaded["same"][15], loaded["view"][5], loaded["columns"][15, 0]) == (-1, -1, -1)
         assert loaded["view"].untyped_storage().nbytes() == shared.untyped_storage().nbytes()
 
-    def test_a_load_with_another_number_of_threads_warns(self, ranks: Ranks, said):
+    def test_a_load_with_another_number_of_threads_warns(self, ranks, said):
         (one,) = ranks.start()
         before = torch.get_num_threads()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -148,7 +148,7 @@ class TestLoadedState:
 
 class TestTiers:
     @pytest.mark.parametrize(("flush", "step"), [("yes", 3), ("no", 1)])
-    def test_a_load_after_a_good_end_is_the_last_flush(self, ranks: Ranks, monkeypatch, flush: str, step: int):
+    def test_a_load_after_a_good_end_is_the_last_flush(self, ranks, monkeypatch, flush, step):
         monkeypatch.setenv("FASTCKPT_FLUSH", flush)
         ranks.start(2)
         save(ranks, 1)
@@ -160,7 +160,7 @@ class TestTiers:
         ranks.end()
         assert not arena.exists()
 
-    def test_a_load_prefers_storage_that_is_newer_than_memory(self, ranks: Ranks, directory: Path):
+    def test_a_load_prefers_storage_that_is_newer_than_memory(self, ranks, directory):
         ranks.start(1)
         save(ranks, 5)
         later(directory, {path.name: path for path in (directory / "checkpoint-5").glob("*.pt")})
@@ -169,7 +169,7 @@ class TestTiers:
         assert (ranks.members[0].loaded_step, ranks.members[0].loaded_from) == (9, "storage")
 
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-    def test_a_load_with_another_number_of_ranks_succeeds(self, ranks: Ranks, said, before: int, after: int):
+    def test_a_load_with_another_number_of_ranks_succeeds(self, ranks, said, before, after):
         ranks.start(before)
         save(ranks, 4)
         assert relaunch(ranks, after) == [4] * after
@@ -193,7 +193,7 @@ def put_pickle(pickled: bytes) -> Callable[[Path], None]:
 
 
 class TestResumePath:
-    def test_resume_path_accepts_a_checkpoint_by_directory_file_and_relative_path(self, ranks: Ranks, monkeypatch):
+    def test_resume_path_accepts_a_checkpoint_by_directory_file_and_relative_path(self, ranks, monkeypatch):
         ranks.start(2)
         save(ranks, 1, 2)
         monkeypatch.chdir(ranks.directory)
@@ -201,9 +201,7 @@ class TestResumePath:
             assert ranks.resume(path) == [(1, "storage")] * 2
             assert positions(ranks) == [100, 101]
 
-    def test_resume_path_accepts_a_file_of_torch_save_or_at_a_path_of_the_user(
-        self, ranks: Ranks, tmp_path: Path, said
-    ):
+    def test_resume_path_accepts_a_file_of_torch_save_or_at_a_path_of_the_user(self, ranks, tmp_path, said):
         ranks.start(2)
         torch.save({"anything": torch.ones(3)}, tmp_path / "theirs.pt")
         assert all(torch.equal(loaded["anything"], torch.ones(3)) for loaded in ranks.load(tmp_path / "theirs.pt"))
@@ -222,16 +220,14 @@ class TestResumePath:
         ],
         ids=["missing", "a bad pickle"],
     )
-    def test_a_resume_path_that_does_not_load_is_an_error_on_all_ranks(
-        self, ranks: Ranks, tmp_path: Path, make: Callable[[Path], None]
-    ):
+    def test_a_resume_path_that_does_not_load_is_an_error_on_all_ranks(self, ranks, tmp_path, make):
         make(tmp_path / "bad.pt")
         ranks.start(2)
         save(ranks, 1)
         first, second = ranks.refusals(BadCheckpoint, tmp_path / "bad.pt")
         assert first == second and re.search("(?s)rank 0: .*; rank 1: ", first)
 
-    def test_a_resume_path_of_another_run_is_compared_with_its_manifest(self, three: Ranks, tmp_path: Path):
+    def test_a_resume_path_of_another_run_is_compared_with_its_manifest(self, three, tmp_path):
         other = tmp_path / "other" / "checkpoint-1"
         shutil.move(three.directory, other.parent)
         three.start(2)
@@ -243,7 +239,7 @@ class TestResumePath:
             assert all("model.pt is damaged" in text for text in three.refusals(BadCheckpoint, path))
         assert CheckpointDirectory(other.parent).scan().quarantined == []
 
-    def test_a_resume_path_whose_checkpoint_does_not_count_is_refused(self, ranks: Ranks, tmp_path: Path):
+    def test_a_resume_path_whose_checkpoint_does_not_count_is_refused(self, ranks, tmp_path):
         """Also at the next attempt, when it was quarantined and the file that its user named is still there."""
         mine = tmp_path / "mine.pt"
         ranks.start(2)
@@ -273,9 +269,7 @@ HARM = {"flipped": ("model.pt", flip), "a pipe": ("rank_1.pt", pipe)}
 
 class TestDamage:
     @pytest.mark.parametrize("how", HARM)
-    def test_damage_of_the_newest_makes_all_ranks_fall_back_to_the_one_before(
-        self, three: Ranks, monkeypatch, how: str
-    ):
+    def test_damage_of_the_newest_makes_all_ranks_fall_back_to_the_one_before(self, three, monkeypatch, how):
         """torch.load of damaged bytes may abort the process: all verify before any loads."""
         read: list[str] = []
 
@@ -291,7 +285,7 @@ class TestDamage:
         assert positions(three) == [200, 201]
         assert "checkpoint-3" not in read and len(read) == 4
 
-    def test_damage_of_all_checkpoints_is_no_fresh_start_at_any_launch(self, three: Ranks):
+    def test_damage_of_all_checkpoints_is_no_fresh_start_at_any_launch(self, three):
         flip(three.directory / "checkpoint-1" / "model.pt")
         os.truncate(three.directory / "checkpoint-2" / "rank_0.pt", 3)
         (three.directory / "checkpoint-3" / "manifest.json").write_text("{}")
@@ -310,7 +304,7 @@ class TestQuarantine:
         ranks.start(2, **options)
         return [loaded["step"] for loaded in ranks.load()]
 
-    def test_a_bad_checkpoint_is_quarantined_with_its_reason_and_not_tried_again(self, three: Ranks, said):
+    def test_a_bad_checkpoint_is_quarantined_with_its_reason_and_not_tried_again(self, three, said):
         before = metrics.counts["bad_checkpoints"]
         flip(three.directory / "checkpoint-3" / "rank_1.pt")
         flip(three.directory / "checkpoint-2" / "model.pt")
@@ -325,7 +319,7 @@ class TestQuarantine:
         assert relaunch(three) == [1, 1]
         assert "not resumed" not in said.text and len(quarantined(three)) == 2
 
-    def test_a_checkpoint_that_is_whole_but_does_not_load_is_not_quarantined(self, three: Ranks, monkeypatch, said):
+    def test_a_checkpoint_that_is_whole_but_does_not_load_is_not_quarantined(self, three, monkeypatch, said):
         """That may be the script's fault: what it needs is not there any more, say. The same holds of memory."""
 
         def refuse(path: Path, *args: Any, **options: Any) -> Any:
@@ -344,7 +338,7 @@ class TestQuarantine:
         three.start_workers(2)  # the script was put right
         assert three.resume() == [(4, "memory")] * 2
 
-    def test_what_does_not_load_is_passed_over_and_never_deleted_by_the_jobs_after(self, ranks: Ranks, said):
+    def test_what_does_not_load_is_passed_over_and_never_deleted_by_the_jobs_after(self, ranks, said):
         strategy = ddp.KeepLatestStepStrategy(2, ranks.directory)
         ranks.start(2, deletion_strategy=strategy, weights_only=False)
         save(ranks, 1)
@@ -360,7 +354,7 @@ class TestQuarantine:
         Deletion(kept)(ranks.directory / "checkpoint-2")
         assert (ranks.directory / "checkpoint-2").exists() and "was passed over at a resume" in said.text
 
-    def test_a_quarantine_that_storage_refuses_does_not_hinder_the_resume(self, three: Ranks, monkeypatch, said):
+    def test_a_quarantine_that_storage_refuses_does_not_hinder_the_resume(self, three, monkeypatch, said):
         def refuse(*_: Any) -> Any:
             raise PersistError("cannot quarantine: the file system is read-only")
 
@@ -369,7 +363,7 @@ class TestQuarantine:
         assert self.load(three) == [2, 2]
         assert "stays where it is: cannot quarantine" in said.text
 
-    def test_a_step_in_memory_is_persisted_again_when_storage_was_quarantined(self, ranks: Ranks):
+    def test_a_step_in_memory_is_persisted_again_when_storage_was_quarantined(self, ranks):
         ranks.start(2)
         save(ranks, 1)
         os.truncate(ranks.directory / "checkpoint-1" / "model.pt", 10)
@@ -389,7 +383,7 @@ class Exploit:
 
 
 class TestHostileFiles:
-    def test_code_in_a_pickle_is_not_run_on_load(self, three: Ranks, tmp_path: Path, said):
+    def test_code_in_a_pickle_is_not_run_on_load(self, three, tmp_path, said):
         """Not even in a checkpoint whose digests are right: whoever can write there can compute them."""
         files = {name: tmp_path / name for name in ("model.pt", "rank_0.pt", "rank_1.pt")}
         for name, path in files.items():
@@ -404,7 +398,7 @@ class TestHostileFiles:
         torch.load(files["model.pt"], weights_only=False)
         assert (tmp_path / "harm").exists()  # it would have
 
-    def test_a_directory_that_one_rank_cannot_read_is_an_error_on_all(self, three: Ranks, monkeypatch):
+    def test_a_directory_that_one_rank_cannot_read_is_an_error_on_all(self, three, monkeypatch):
         scan, lock, count = CheckpointDirectory.scan, threading.Lock(), itertools.count()
 
         def refused_once(self: Any) -> Any:
@@ -418,7 +412,7 @@ class TestHostileFiles:
         for text in three.refusals():
             assert "cannot be searched for checkpoints: rank" in text and "Permission denied" in text
 
-    def test_storage_that_is_gone_is_not_needed_while_memory_is_as_new(self, ranks: Ranks, monkeypatch, said):
+    def test_storage_that_is_gone_is_not_needed_while_memory_is_as_new(self, ranks, monkeypatch, said):
         ranks.start(2)
         save(ranks, 1)
         save(ranks, 2, storage_type=MEMORY)
@@ -442,7 +436,7 @@ class TestVerify:
     def soon(self, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 0.05)
 
-    def test_unlike_options_of_ranks_are_refused_on_all_ranks(self, ranks: Ranks):
+    def test_unlike_options_of_ranks_are_refused_on_all_ranks(self, ranks):
         """Of unlike directories each would wait for the others' parts, and no checkpoint would ever be whole."""
         ranks.start(2)
         save(ranks, 1)
@@ -462,7 +456,7 @@ class TestVerify:
             assert all(says in text for text in ranks.refusals(ConfigError))
             setattr(holder, name, kept)
 
-    def test_verify_never_compares_sizes_alone(self, ranks: Ranks):
+    def test_verify_never_compares_sizes_alone(self, ranks):
         ranks.start(2, verify="never")
         save(ranks, 1, 2)
         flip(digested(ranks, 2) / "model.pt")  # who persisted it told the digests
@@ -475,9 +469,7 @@ class TestVerify:
             assert ranks.resume() == [(step, "storage")] * 2
 
     @pytest.mark.parametrize(("harm", "is_loaded"), [(flip, True), (halve, True), (flip, False)])
-    def test_bad_memory_is_neither_resumed_nor_flushed(
-        self, ranks: Ranks, said, harm: Callable[[Path], None], is_loaded: bool
-    ):
+    def test_bad_memory_is_neither_resumed_nor_flushed(self, ranks, said, harm, is_loaded):
         ranks.start(2)
         save(ranks, 1)
         save(ranks, 2, storage_type=MEMORY)
@@ -491,7 +483,7 @@ class TestVerify:
         assert on_storage(ranks.directory) == [1]
 
     @pytest.mark.parametrize("found", ["by the persist", "by its size"])
-    def test_bad_memory_is_no_fresh_start_at_any_attempt_of_a_launch(self, ranks: Ranks, monkeypatch, found: str):
+    def test_bad_memory_is_no_fresh_start_at_any_attempt_of_a_launch(self, ranks, monkeypatch, found):
         if found != "by the persist":
             monkeypatch.setenv("FASTCKPT_FLUSH", "0")
         ranks.start(2)
@@ -508,7 +500,7 @@ class TestVerify:
         ranks.start_workers(2)
         assert [step for step, _ in ranks.resume()] == [1, 1]
 
-    def test_verify_always_reads_back_what_was_written(self, ranks: Ranks, monkeypatch, said):
+    def test_verify_always_reads_back_what_was_written(self, ranks, monkeypatch, said):
         """A disk that stores other bytes than it was given, once: that attempt fails, the next one succeeds."""
         real, wrong = publish.digest_file, []
 
@@ -545,7 +537,7 @@ class TestRollback:
         ranks.workers_die()
         ranks.start_workers(2)
 
-    def test_workers_restarted_after_a_rollback_resume_the_new_history(self, ranks: Ranks, old: Path):
+    def test_workers_restarted_after_a_rollback_resume_the_new_history(self, ranks, old):
         self.restart(ranks)
         assert ranks.resume(old) == [(50, "storage")] * 2  # nothing was saved since
         save(ranks, 52)
@@ -559,7 +551,7 @@ class TestRollback:
         ranks.start_workers(2)
         assert ranks.resume(old) == [(57, "memory")] * 2
 
-    def test_a_new_launch_with_a_rollback_path_goes_back_to_it(self, ranks: Ranks, old: Path):
+    def test_a_new_launch_with_a_rollback_path_goes_back_to_it(self, ranks, old):
         assert relaunch(ranks) == [100, 100]  # nothing has changed before the first save
         ranks.load(old)
         save(ranks, 55)
@@ -568,13 +560,13 @@ class TestRollback:
         assert ranks.resume(old) == [(50, "storage")] * 2
         assert relaunch(ranks) == [55, 55]  # without a path, the newest history
 
-    def test_saves_after_a_load_without_a_path_belong_to_no_rollback(self, ranks: Ranks, old: Path):
+    def test_saves_after_a_load_without_a_path_belong_to_no_rollback(self, ranks, old):
         ranks.load()
         save(ranks, 101, storage_type=MEMORY)
         self.restart(ranks)
         assert ranks.resume(old) == [(50, "storage")] * 2
 
-    def test_steps_saved_again_after_a_rollback_have_the_bytes_of_the_new_history(self, ranks: Ranks):
+    def test_steps_saved_again_after_a_rollback_have_the_bytes_of_the_new_history(self, ranks):
         def save_all(history: int, *steps: int) -> None:
             for step in steps:
                 for rank, member in enumerate(ranks.members):

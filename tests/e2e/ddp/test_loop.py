@@ -69,9 +69,7 @@ def saves(training: Training, steps: Any) -> list[int]:
     return [step for step in steps if training.steps(step, step) == [True]]
 
 
-def test_the_last_step_is_durable_even_if_its_background_copy_was_lost(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_last_step_is_durable_even_if_its_background_copy_was_lost(directory, monkeypatch):
     """Averaged weights were swapped in for an evaluation, while those of the step were being copied."""
     monkeypatch.setattr(mutation_check, "WORTH", 1)
     training = Training(directory, every={"memory": 1, "storage": 3})
@@ -88,7 +86,7 @@ def test_the_last_step_is_durable_even_if_its_background_copy_was_lost(
     assert all(torch.equal(a, b) for a, b in zip(own, saved.values(), strict=True))
 
 
-def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: Path):
+def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory):
     training = Training(directory, every={"memory": 2, "storage": 4})
     with training.checkpointer as checkpointer:
         assert checkpointer.resume() == 0
@@ -114,7 +112,7 @@ def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: P
         checkpointer.step(1)
 
 
-def test_a_resume_of_an_earlier_step_begins_a_history_that_later_resumes_go_on_from(directory: Path):
+def test_a_resume_of_an_earlier_step_begins_a_history_that_later_resumes_go_on_from(directory):
     kept = {"every": 1, "deletion_strategy": KeepStepIntervalStrategy(2, directory)}
     first = Training(directory, **kept)
     with first.checkpointer as checkpointer:
@@ -140,7 +138,7 @@ def test_a_resume_of_an_earlier_step_begins_a_history_that_later_resumes_go_on_f
     assert 8 in on_storage(directory), "what was left is still there"
 
 
-def test_a_step_with_metrics_is_durable_though_none_is_due_and_the_best_is_kept(directory: Path):
+def test_a_step_with_metrics_is_durable_though_none_is_due_and_the_best_is_kept(directory):
     best = KeepBestStrategy(1, "loss", directory)
     training = Training(directory, every=1000, deletion_strategy=best)
     with training.checkpointer as checkpointer:
@@ -154,7 +152,7 @@ def test_a_step_with_metrics_is_durable_though_none_is_due_and_the_best_is_kept(
     assert on_storage(directory) == [2, 5]
 
 
-def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory: Path):
+def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory):
     first = Training(directory)
     with first.checkpointer as checkpointer:
         checkpointer.resume()
@@ -175,7 +173,7 @@ def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory
         assert checkpointer._frequency.schedule.known.intervals is None, "those were for another overhead"
 
 
-def test_an_interval_may_be_given_as_a_time(directory: Path):
+def test_an_interval_may_be_given_as_a_time(directory):
     training = Training(directory, every={"memory": 1, "storage": timedelta(hours=1)})
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -184,7 +182,7 @@ def test_an_interval_may_be_given_as_a_time(directory: Path):
         assert checkpointer._frequency.schedule.known.intervals.storage > 1000
 
 
-def test_objects_missing_in_a_checkpoint_are_reported(directory: Path, said: pytest.LogCaptureFixture):
+def test_objects_missing_in_a_checkpoint_are_reported(directory, said):
     first = Training(directory, every=1, others={"average": nn.Linear(1, 1)})
     with first.checkpointer as checkpointer:
         checkpointer.resume()
@@ -200,9 +198,7 @@ def test_objects_missing_in_a_checkpoint_are_reported(directory: Path, said: pyt
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(
-    directory: Path, gradients: bool, said: pytest.LogCaptureFixture
-):
+def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(directory, gradients, said):
     def micro_batches(training: Training, first: int, last: int) -> None:
         for step in range(first, last + 1):
             training.model(torch.ones(8) * step).square().sum().backward()
@@ -230,7 +226,7 @@ def test_gradients_in_the_middle_of_accumulation_are_saved_and_resumed(
     assert ("in the middle of accumulation, without the gradients" in said.text) is not gradients
 
 
-def test_after_an_error_in_the_loop_nothing_more_is_saved_and_all_is_closed(directory: Path):
+def test_after_an_error_in_the_loop_nothing_more_is_saved_and_all_is_closed(directory):
     for in_the_loop in (False, True):
         others = {"other": nn.Linear(1, 1)}
         training = Training(directory, every=10, others=others)
@@ -244,7 +240,7 @@ def test_after_an_error_in_the_loop_nothing_more_is_saved_and_all_is_closed(dire
     Training(directory).checkpointer.close()
 
 
-def test_invalid_arguments_of_the_loop_are_refused_at_once(directory: Path):
+def test_invalid_arguments_of_the_loop_are_refused_at_once(directory):
     for options, says in (
         ({"scheduler": [object()]}, "scheduler is an object"),
         ({"scheduler": None}, "scheduler is None"),
@@ -257,9 +253,7 @@ def test_invalid_arguments_of_the_loop_are_refused_at_once(directory: Path):
     assert not directory.exists()
 
 
-def test_gradients_of_other_ranks_are_dropped_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
-):
+def test_gradients_of_other_ranks_are_dropped_with_a_warning(monkeypatch, said):
     model = nn.Linear(8, 4)
     gradients = Gradients(model, (), None, saved=True)
     empty = gradients.state()
@@ -281,7 +275,7 @@ def test_gradients_of_other_ranks_are_dropped_with_a_warning(
         gradients.load(saved | {"grads": {"other": torch.ones(2)}})
 
 
-def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: Path):
+def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory):
     """The state of AdamW loads into SGD without a word: its learning rate and all. Nothing loads unless all fit."""
     first = Training(directory, every=1)
     with first.checkpointer as checkpointer:
@@ -312,7 +306,7 @@ def test_a_state_of_another_optimizer_is_refused_and_nothing_changed(directory: 
     assert first.weights()[0].equal(again.weights()[0])
 
 
-def test_a_way_past_a_spike_takes_effect_and_again_after_a_restart(directory: Path, caplog: pytest.LogCaptureFixture):
+def test_a_way_past_a_spike_takes_effect_and_again_after_a_restart(directory, caplog):
     """The learning rate and the seed of the script, and batches that are skipped: within an epoch."""
     caplog.set_level(logging.WARNING, "fastckpt")
 

@@ -1,10 +1,8 @@
 """`fastckpt.Checkpointer` in loops that number steps in their own way, change their objects, or end at once."""
 
 import gc
-from pathlib import Path
 from typing import Any
 
-import pytest
 from torch import nn
 
 from fastckpt._core.client.collective import SingleRank
@@ -14,7 +12,7 @@ from tests.e2e.ddp.conftest import on_storage
 from tests.e2e.ddp.test_loop import Training, saves
 
 
-def test_a_multiple_of_the_interval_that_is_skipped_is_saved_at_the_next_step(directory: Path):
+def test_a_multiple_of_the_interval_that_is_skipped_is_saved_at_the_next_step(directory):
     training = Training(directory, every={"memory": 5, "storage": 10})
     with training.checkpointer as checkpointer:
         checkpointer.resume()
@@ -22,7 +20,7 @@ def test_a_multiple_of_the_interval_that_is_skipped_is_saved_at_the_next_step(di
     assert on_storage(directory)[-1] == 31
 
 
-def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_save_of_the_last_step_waits_for_a_slot(directory, monkeypatch):
     monkeypatch.setenv("FASTCKPT_SLOTS", "2")
     monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", "4")
     large = {"large": nn.Linear(512, 512)}  # 1 MB
@@ -36,7 +34,7 @@ def test_the_save_of_the_last_step_waits_for_a_slot(directory: Path, monkeypatch
     checkpointer.close()
 
 
-def test_a_job_that_ends_before_memory_is_ready_logs_no_warning_of_it(directory: Path, said: pytest.LogCaptureFixture):
+def test_a_job_that_ends_before_memory_is_ready_logs_no_warning_of_it(directory, said):
     for attempt in range(4):
         with Training(directory / str(attempt), others={"large": nn.Linear(1500, 1500)}).checkpointer as checkpointer:
             checkpointer.resume()
@@ -54,7 +52,7 @@ class SecondRank(SingleRank):
         return [[given, self.life, *more], value] if more else [value, value]
 
 
-def test_all_ranks_go_by_the_failures_that_the_first_one_knows_of(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def test_all_ranks_go_by_the_failures_that_the_first_one_knows_of(directory, monkeypatch):
     """Agents count their own restarts: ranks that went by these decided unlike, and waited for each other for ever."""
     monkeypatch.setattr(save_frequency, "agreement", lambda world, name: SecondRank())
     with Training(directory).checkpointer as checkpointer:

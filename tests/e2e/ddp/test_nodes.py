@@ -1,7 +1,7 @@
 """Two nodes, each with a saver: each persists its own parts, and only steps that both persisted count."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
 from tests.e2e.ddp.conftest import Ranks, Rounds, flip, on_storage, state, until
+from tests.support.counting_calls import FileCalls
 from tests.support.live_folders import remove_live
 from tests.unit._core.storage.checkpoints import publish
 
@@ -30,7 +31,9 @@ DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 class Nodes(Ranks):
-    """One rank on each of two nodes."""
+    """One rank on each of two nodes, or more."""
+
+    ranks_of_each = 1
 
     def start_nodes(self, *strategy: Any) -> None:
         self.savers = [Saver(Settings.from_environment()) for _ in range(2)]
@@ -39,12 +42,14 @@ class Nodes(Ranks):
         self.start_workers_of_nodes(*strategy)
 
     def start_workers_of_nodes(self, *strategy: Any) -> None:
-        world = len(self.savers)
+        world = len(self.savers) * self.ranks_of_each
         self._rounds = Rounds(world)
         self._monkeypatch.setattr("fastckpt._core.session.agreement", lambda world_size: self._rounds)
-        for rank, saver in enumerate(self.savers):
-            values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
-            values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": world, AGENT_VARIABLE: saver.address}
+        for rank in range(world):
+            node, local = divmod(rank, self.ranks_of_each)
+            values = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": self.ranks_of_each}
+            values |= {"GROUP_RANK": node, "GROUP_WORLD_SIZE": len(self.savers)}
+            values |= {AGENT_VARIABLE: self.savers[node].address}
             for name, value in values.items():
                 self._monkeypatch.setenv(name, str(value))
             self.members.append(DdpCheckpointer(self.directory, *strategy))
@@ -120,7 +125,7 @@ def lose_memory(nodes: Nodes) -> None:
         remove_live(arena)
 
 
-def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes: Nodes):
+def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes):
     for step in (1, 2):
         nodes.save(step, 0, 1)
         assert nodes.wait(0, 1) == [step, step]
@@ -136,7 +141,28 @@ def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes
     assert nodes.resume(place) == [(1, "storage")] * 2
 
 
-def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp_path: Path):
+def test_the_first_rank_alone_searches_storage_and_each_node_reads_one_manifest(nodes):
+    """Calls of the file system grow with the ranks, not with their square."""
+    nodes.end()
+    nodes.ranks_of_each = 3
+    nodes.start_nodes()
+    for step in (1, 2, 3, 4):
+        nodes.save(step, *range(6))
+        nodes.wait(0)
+    lose_memory(nodes)
+    nodes.start_nodes()
+    calls = FileCalls(nodes.directory)
+    assert nodes.resume() == [(4, "storage")] * 6
+    calls.stop()
+    opened = [path for (kind, path), count in calls.made.items() if kind == "open" for _ in range(count)]
+    # the first rank knows them all; of another node the first reads the chosen one, and its other ranks take that
+    steps = [Path(path).parent.name for path in opened if path.endswith("/manifest.json")]
+    assert sorted(step for step in steps if step != ".fastckpt") == [f"checkpoint-{step}" for step in (1, 2, 3, 4, 4)]
+    looks = {calls.made["stat", f"{nodes.directory}/checkpoint-2/rank_{rank}.pt"] for rank in range(6)}
+    assert looks == {1} and calls.made.total() <= 4 * (6 + 1 + 3) + 6 * 20
+
+
+def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes, tmp_path):
     path = tmp_path / "user/model.pt"
     for step in (1, 2):
         nodes.save(step, 0, 1, path=str(path))
@@ -146,7 +172,7 @@ def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes: Nodes, tmp
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_step_that_one_of_two_nodes_has_persisted_does_not_count(nodes: Nodes, rank: int):
+def test_a_step_that_one_of_two_nodes_has_persisted_does_not_count(nodes, rank):
     nodes.save(1, 0, 1)
     nodes.wait(0, 1)
     nodes.save_alone(2, rank)
@@ -155,7 +181,7 @@ def test_a_step_that_one_of_two_nodes_has_persisted_does_not_count(nodes: Nodes,
     assert nodes.resume() == [(1, "storage")] * 2
 
 
-def test_a_slow_node_keeps_no_slot_of_the_other_node_occupied(nodes: Nodes):
+def test_a_slow_node_keeps_no_slot_of_the_other_node_occupied(nodes):
     """One that is slow does not make this one skip."""
     for step in range(1, 8):
         nodes.save_alone(step, 0)
@@ -165,14 +191,14 @@ def test_a_slow_node_keeps_no_slot_of_the_other_node_occupied(nodes: Nodes):
     assert not is_ahead(nodes)
 
 
-def test_a_slot_is_reused_while_the_other_node_still_persists(nodes: Nodes):
+def test_a_slot_is_reused_while_the_other_node_still_persists(nodes):
     nodes.save_alone(1, 1)
     slots.begin(nodes.slot_of(1, 1), slots.SlotBegin(SaveId(1, 2), frozenset({0})))  # as before its images change
     nodes.save(1, 0)
     assert nodes.wait(0, 1) == [1, 1]
 
 
-def test_a_node_that_waits_long_names_the_node_that_is_missing(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
+def test_a_node_that_waits_long_names_the_node_that_is_missing(nodes, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(node_parts, "DEADLINE", 0.3)
         nodes.save_alone(1, 0)
@@ -183,7 +209,7 @@ def test_a_node_that_waits_long_names_the_node_that_is_missing(nodes: Nodes, mon
     assert nodes.wait(0, 1) == [3, 3]
 
 
-def test_nodes_with_unlike_counts_of_resumes_write_the_same_history(nodes: Nodes):
+def test_nodes_with_unlike_counts_of_resumes_write_the_same_history(nodes):
     """A node that was told of fewer resumes writes the same history as the other."""
     nodes.save(1, 0, 1)
     nodes.wait(0, 1)
@@ -198,7 +224,7 @@ def test_nodes_with_unlike_counts_of_resumes_write_the_same_history(nodes: Nodes
     assert [step for step, _ in nodes.resume()] == [2, 2]
 
 
-def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes: Nodes):
+def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes):
     """Neither job has loaded anything, which would have given its saves a name of their own."""
     nodes.save_alone(1, 0)
     lose_memory(nodes)
@@ -208,7 +234,7 @@ def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes: Nodes)
     assert len(CheckpointDirectory(nodes.directory).scan().gathered) == 2
 
 
-def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
+def test_the_first_node_deletes_old_checkpoints(nodes):
     nodes.end()
     nodes.start_nodes(KeepLatestStepStrategy(1, str(nodes.directory)))
     for step in (1, 2, 3):
@@ -219,7 +245,7 @@ def test_the_first_node_deletes_old_checkpoints(nodes: Nodes):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_incomplete_parts_are_reported(nodes: Nodes, said: pytest.LogCaptureFixture, is_first: bool):
+def test_incomplete_parts_are_reported(nodes, said, is_first):
     if not is_first:
         nodes.save(1, 0, 1)
         nodes.wait(0, 1)
@@ -237,9 +263,7 @@ def test_incomplete_parts_are_reported(nodes: Nodes, said: pytest.LogCaptureFixt
     assert said.text.count("is not resumed") == 1  # what is newer made it useless
 
 
-def test_parts_untouched_for_long_are_removed_and_reported(
-    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_parts_untouched_for_long_are_removed_and_reported(nodes, said, monkeypatch):
     nodes.save_alone(2, 1)
     lose_memory(nodes)
     monkeypatch.setattr(part_files, "ABANDONED", -1.0)
@@ -253,9 +277,7 @@ def test_parts_untouched_for_long_are_removed_and_reported(
     assert said.text.count(text) == 1 and not is_ahead(nodes)
 
 
-def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
-    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(nodes, said, monkeypatch):
     """A node that was stopped by a signal leaves; the others resume what they hold, and save in another history."""
     monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3600.0)
     nodes.save_alone(1, 0)
@@ -265,9 +287,7 @@ def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(
     assert "in memory only" not in said.text and "lacks the parts" not in said.text
 
 
-def test_without_locks_all_parts_are_published_at_load(
-    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_locks_all_parts_are_published_at_load(nodes, said, monkeypatch):
     """Only the first node may publish there, and it is gone before the second one has written its part."""
     monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
     nodes.save_alone(1, 0)
@@ -291,7 +311,7 @@ def running(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return nodes
 
 
-def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes: Nodes):
+def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes):
     nodes.save(1, 0, 1)
     nodes.wait(0, 1)
     nodes.save_to_memory(2, 0, 1)
@@ -300,7 +320,7 @@ def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes: Nodes)
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running: Nodes, node: int):
+def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running, node):
     """All go back to the one before, which then is persisted, if memory is to be flushed; the other is given up."""
     running.save_to_memory(1, 0, 1)
     running.save_to_memory(2, node)
@@ -312,7 +332,7 @@ def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running: Nodes, no
     assert running.resume() == [(2, "memory")] * 2
 
 
-def test_the_newest_step_that_all_nodes_have_is_flushed(nodes: Nodes):
+def test_the_newest_step_that_all_nodes_have_is_flushed(nodes):
     nodes.load()
     nodes.save_to_memory(1, 0, 1)
     nodes.save_to_memory(2, 1)
@@ -330,9 +350,7 @@ def clear(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "is_durable"), [(flip, True), (flip, False), (Path.unlink, False), (clear, True), (clear, False)]
 )
-def test_damaged_memory_of_one_node_is_replaced_from_storage_or_all_fall_back(
-    running: Nodes, harm: Callable[[Path], None], is_durable: bool
-):
+def test_damaged_memory_of_one_node_is_replaced_from_storage_or_all_fall_back(running, harm, is_durable):
     """Its rank finds the same on storage; else all go back."""
     running.save_to_memory(1, 0, 1)
     running.save(2, 0, 1, kind=DISK if is_durable else MEMORY)
@@ -350,7 +368,7 @@ def set_attempt(nodes: Nodes, node: int, step: int, attempt: str) -> None:
     slots.commit(slot, 0, replace(done, details=done.details | {"attempt": attempt}))
 
 
-def test_saves_of_one_step_by_unlike_attempts_are_not_joined(running: Nodes):
+def test_saves_of_one_step_by_unlike_attempts_are_not_joined(running):
     """As of nodes of which one was away while the others went on in a history of the same number."""
     running.save(1, 0, 1)
     running.wait(0, 1)
@@ -360,7 +378,7 @@ def test_saves_of_one_step_by_unlike_attempts_are_not_joined(running: Nodes):
     assert running.resume() == [(1, "memory")] * 2
 
 
-def test_parts_that_may_be_of_unlike_saves_are_no_fresh_start(running: Nodes):
+def test_parts_that_may_be_of_unlike_saves_are_no_fresh_start(running):
     """As of nodes that had not loaded, or of a job of one node that was started again on two."""
     running.save_to_memory(1, 0, 1)
     for node in (0, 1):
@@ -371,7 +389,7 @@ def test_parts_that_may_be_of_unlike_saves_are_no_fresh_start(running: Nodes):
 
 
 @pytest.mark.parametrize("is_enough", [False, True])
-def test_a_step_that_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(running: Nodes, is_enough: bool):
+def test_a_step_that_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(running, is_enough):
     """Node 1 would flush step 2, which node 0 lacks, and no step would be whole."""
     running.save_to_memory(1, 0, 1)
     running.save_to_memory(2, 1)

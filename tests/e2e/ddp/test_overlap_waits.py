@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from fastckpt._core.snapshot import overlap
 from fastckpt.ddp import StorageType
 from tests.e2e.ddp import overlapping
 from tests.e2e.ddp.conftest import Ranks, run_script
-from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, newest, proven
+from tests.e2e.ddp.overlapping import DEADLINE, in_memory, newest, proven
 from tests.e2e.ddp.overlapping import held as held
 from tests.support.live_folders import remove_live
 from tests.unit._core.format.baking import assert_same, reference
@@ -38,15 +37,8 @@ class Training(overlapping.Training):
         self.wanted = reference(self.state())
         assert self.save(1, storage_type=DISK).pending
 
-    def step(self) -> None:
-        self.optimizer.step()
-
     def has_saved_step_1(self) -> None:
         assert_same(in_memory(self.one), (1, self.wanted))
-
-    def write(self) -> None:
-        with torch.no_grad():
-            self.model[0].weight.zero_()
 
     def replace_images(self) -> None:
         """As if somebody had cleaned up, and the saver had created them again."""
@@ -82,110 +74,111 @@ ACTS: dict[str, Callable[[Training], object]] = {
 }
 
 
-class TestWaits:
-    @pytest.mark.parametrize(("act", "leaves_none"), [*((act, False) for act in ACTS), ("a save", True)])
-    def test_each_call_that_needs_the_save_waits_for_the_background_copy(
-        self, ranks: Ranks, patient: None, tmp_path: Path, monkeypatch, act: str, leaves_none: bool
-    ):
-        monkeypatch.chdir(tmp_path)
-        training = Training(ranks, leaves_none=leaves_none)
-        assert newest(training.one)[0] == 0
-        ACTS[act](training)
-        training.has_saved_step_1()
-        if act == "metrics":
-            assert slots.read(newest(training.one)[1]).details["metrics"] == {"loss": 2.5}
-        training.write()
-        training.step()
-        assert training.one.wait_latest_checkpoint(60) == 1
-        assert_same(torch.load(training.one._writer.directory + "/checkpoint-1/model.pt"), training.wanted)
+@pytest.mark.parametrize(("act", "leaves_none"), [*((act, False) for act in ACTS), ("a save", True)])
+def test_each_call_that_needs_the_save_waits_for_the_background_copy(
+    ranks, patient, tmp_path, monkeypatch, act, leaves_none
+):
+    monkeypatch.chdir(tmp_path)
+    training = Training(ranks, leaves_none=leaves_none)
+    assert newest(training.one)[0] == 0
+    ACTS[act](training)
+    training.has_saved_step_1()
+    if act == "metrics":
+        assert slots.read(newest(training.one)[1]).details["metrics"] == {"loss": 2.5}
+    with torch.no_grad():
+        training.model[0].weight.zero_()
+    training.optimizer.step()
+    assert training.one.wait_latest_checkpoint(60) == 1
+    assert_same(torch.load(training.one._writer.directory + "/checkpoint-1/model.pt"), training.wanted)
 
-    def test_a_copy_that_leaves_all_cores_to_training_begins_by_itself_in_the_end(
-        self, ranks: Ranks, held: Held, monkeypatch
-    ):
-        held.holds = False
-        monkeypatch.setattr(overlap, "PATIENCE", 0.01)
-        training = Training(ranks, leaves_none=True)
-        end = time.monotonic() + DEADLINE
-        while training.one._writer.overlap.pending and time.monotonic() < end:
-            time.sleep(0.01)
-            time.sleep(0.01)  # another place in the program: the copy counts once training has moved on
-        training.has_saved_step_1()
-        assert ("overlap.wait", 1) not in held.said
 
-    def test_close_waits_for_the_background_copy(self, training: Training):
-        slot = newest(training.one)[1].parent
+def test_a_copy_that_leaves_all_cores_to_training_begins_by_itself_in_the_end(ranks, held, monkeypatch):
+    held.holds = False
+    monkeypatch.setattr(overlap, "PATIENCE", 0.01)
+    training = Training(ranks, leaves_none=True)
+    end = time.monotonic() + DEADLINE
+    while training.one._writer.overlap.pending and time.monotonic() < end:
+        time.sleep(0.01)
+        time.sleep(0.01)  # another place in the program: the copy counts once training has moved on
+    training.has_saved_step_1()
+    assert ("overlap.wait", 1) not in held.said
+
+
+def test_close_waits_for_the_background_copy(training):
+    slot = newest(training.one)[1].parent
+    training.one.close()
+    assert 1 in [found.step for each in slot.glob("slot-*") if (found := slots.read(each).committed)]
+
+
+def test_a_save_in_a_signal_handler_while_a_step_waits_succeeds(training, held):
+    """It runs in the thread that waits, in the middle of the wait."""
+    saved: list[Any] = []
+    held.on["overlap.wait"] = lambda: saved or saved.append(None) or saved.append(training.one.prepare({}))
+    training.optimizer.step()
+    assert saved == [None, None]
+    training.has_saved_step_1()
+    assert training.save(2).trouble == ""
+
+
+def test_a_forked_child_does_not_wait_for_the_background_copy(training):
+    child = os.fork()
+    if child == 0:
+        overlap = training.one._writer.overlap
+        overlap._before_step(training.optimizer, (), {})
+        overlap.wait()
         training.one.close()
-        assert 1 in [found.step for each in slot.glob("slot-*") if (found := slots.read(each).committed)]
-
-    def test_a_save_in_a_signal_handler_while_a_step_waits_succeeds(self, training: Training, held: Held):
-        """It runs in the thread that waits, in the middle of the wait."""
-        saved: list[Any] = []
-        held.on["overlap.wait"] = lambda: saved or saved.append(None) or saved.append(training.one.prepare({}))
-        training.step()
-        assert saved == [None, None]
-        training.has_saved_step_1()
-        assert training.save(2).trouble == ""
-
-    def test_a_forked_child_does_not_wait_for_the_background_copy(self, training: Training):
-        child = os.fork()
-        if child == 0:
-            overlap = training.one._writer.overlap
-            overlap._before_step(training.optimizer, (), {})
-            overlap.wait()
-            training.one.close()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert newest(training.one)[0] == 0
-        training.step()
-        training.has_saved_step_1()
-
-    def test_an_overlapped_save_counts_once_each_rank_has_its_part(self, ranks: Ranks):
-        training = Training(ranks, 2)
-        assert not ranks.members[1].save_checkpoint(1, {}, storage_type=DISK).pending
-        assert newest(training.one)[0] == 0
-        training.step()
-        assert newest(training.one)[0] == 1
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert newest(training.one)[0] == 0
+    training.optimizer.step()
+    training.has_saved_step_1()
 
 
-class TestTrouble:
-    """None of it raises in training; the next save tells of it, and works."""
+def test_an_overlapped_save_counts_once_each_rank_has_its_part(ranks, patient):
+    training = Training(ranks, 2)
+    assert not ranks.members[1].save_checkpoint(1, {}, storage_type=DISK).pending
+    assert newest(training.one)[0] == 0
+    training.optimizer.step()
+    assert newest(training.one)[0] == 1
 
-    @pytest.mark.parametrize(
-        ("harm", "says"),
-        [
-            (Training.remove_arena, "step 1 of history 1 was not saved"),
-            (Training.replace_images_and_prefault, "was removed"),  # which unmaps no image that is being copied to
-        ],
-    )
-    def test_memory_removed_during_the_background_copy_loses_only_the_save(
-        self, training: Training, held: Held, said, harm: Callable[[Training], None], says: str
-    ):
-        held.on["overlap.copy"] = lambda: harm(training)
-        training.step()
-        assert "step 1 was not saved" in said.text
-        del held.on["overlap.copy"]
-        result = training.save(2)
-        assert result.saved and result.skipped == 1 and says in result.trouble
-        training.step()
-        assert newest(training.one)[0] == 2
-        assert training.save(3).trouble == ""
 
-    def test_a_launcher_lost_during_the_background_copy_does_not_end_training(
-        self, ranks: Ranks, training: Training, held: Held, monkeypatch
-    ):
-        monkeypatch.setattr(server, "WRITERS_TIMEOUT", 0.1)
-        held.on["overlap.copy"] = ranks.saver.close
-        training.step()
-        result = training.save(2)
-        assert not result.saved and "gone" in result.reason
-        training.step()
+# --- trouble: none of it raises in training; the next save tells of it, and works
 
-    def test_a_disk_save_of_a_step_whose_copy_was_lost_saves_it_again(self, training: Training, held: Held):
-        held.on["overlap.copy"] = training.replace_images
-        training.step()
-        del held.on["overlap.copy"]
-        assert training.save(1, storage_type=DISK).reason == ""
-        assert training.one.wait_latest_checkpoint(60) == 1
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (Training.remove_arena, "step 1 of history 1 was not saved"),
+        (Training.replace_images_and_prefault, "was removed"),  # which unmaps no image that is being copied to
+    ],
+)
+def test_memory_removed_during_the_background_copy_loses_only_the_save(training, held, said, harm, says):
+    held.on["overlap.copy"] = lambda: harm(training)
+    training.optimizer.step()
+    assert "step 1 was not saved" in said.text
+    del held.on["overlap.copy"]
+    result = training.save(2)
+    assert result.saved and result.skipped == 1 and says in result.trouble
+    training.optimizer.step()
+    assert newest(training.one)[0] == 2
+    assert training.save(3).trouble == ""
+
+
+def test_a_launcher_lost_during_the_background_copy_does_not_end_training(ranks, training, held, monkeypatch):
+    monkeypatch.setattr(server, "WRITERS_TIMEOUT", 0.1)
+    held.on["overlap.copy"] = ranks.saver.close
+    training.optimizer.step()
+    result = training.save(2)
+    assert not result.saved and "gone" in result.reason
+    training.optimizer.step()
+
+
+def test_a_disk_save_of_a_step_whose_copy_was_lost_saves_it_again(training, held):
+    held.on["overlap.copy"] = training.replace_images
+    training.optimizer.step()
+    del held.on["overlap.copy"]
+    assert training.save(1, storage_type=DISK).reason == ""
+    assert training.one.wait_latest_checkpoint(60) == 1
 
 
 AT_EXIT = """
@@ -218,9 +211,7 @@ save(2)
 """
 
 
-def test_the_end_of_the_interpreter_waits_for_the_background_copy(
-    tmp_path: Path, ranks: Ranks, forked_launchers: None
-) -> None:
+def test_the_end_of_the_interpreter_waits_for_the_background_copy(tmp_path, ranks, forked_launchers):
     """A save that is made then is copied at once: threads that copy take no more work."""
     ranks.start(0)
     said = run_script(AT_EXIT, tmp_path, str(ranks.directory), FASTCKPT_FILL_THREADS="2")

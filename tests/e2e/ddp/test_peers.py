@@ -113,7 +113,7 @@ def three_hosts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ho
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_fresh_host_takes_the_state_from_the_memory_of_the_other(hosts: Hosts, lost: int):
+def test_a_fresh_host_takes_the_state_from_the_memory_of_the_other(hosts, lost):
     hosts.save_to_memory(5, 0, 1)
     hosts.wait_for_common(5)
     hosts.lose(lost)
@@ -122,7 +122,7 @@ def test_a_fresh_host_takes_the_state_from_the_memory_of_the_other(hosts: Hosts,
     assert hosts.resume() == [(5, "memory")] * 2  # what was fetched counts as the memory of the fresh host
 
 
-def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts: Hosts, tmp_path: Path):
+def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts, tmp_path):
     """Its slots are full, and its worker looks at all of them."""
     for step in (1, 2, 3):
         hosts.save_to_memory(step, 0, 1)
@@ -137,7 +137,7 @@ def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts:
     assert hosts.resume() == [(7, "memory")] * 2
 
 
-def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back(hosts: Hosts):
+def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back(hosts):
     """What both had stays until there is something newer; after that the other host needs it no more."""
     for step in (1, 2, 3):
         hosts.save_to_memory(step, 0, 1)
@@ -153,7 +153,7 @@ def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back
     assert saves == {4, 5, 6}
 
 
-def test_all_checkpoint_directories_of_a_host_share_the_limit_on_copies(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+def test_all_checkpoint_directories_of_a_host_share_the_limit_on_copies(ranks, monkeypatch):
     monkeypatch.setenv("FASTCKPT_REPLICA_MBPS", "5")
     ranks.start()
     with closing(DdpCheckpointer(ranks.directory / "another")):
@@ -162,7 +162,7 @@ def test_all_checkpoint_directories_of_a_host_share_the_limit_on_copies(ranks: R
     assert len(limits) == 2 and limits[0] is limits[1] is not None
 
 
-def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(three_hosts: Hosts):
+def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(three_hosts):
     hosts = three_hosts
     hosts.save_to_memory(5, 0, 1, 2)
     hosts.wait_for_common(5)
@@ -174,7 +174,7 @@ def test_the_option_is_named_if_all_that_is_lacking_is_the_state_of_lost_ranks(t
 
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_a_save_without_the_state_of_a_lost_rank_is_resumed_only_with_the_option(
-    three_hosts: Hosts, is_allowed: bool, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
+    three_hosts, is_allowed, monkeypatch, said
 ):
     hosts = three_hosts
     hosts.save(4, 0, 1, 2)

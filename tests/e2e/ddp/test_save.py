@@ -5,7 +5,6 @@ import os
 import pickle
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def one(ranks: Ranks) -> DdpCheckpointer:
 
 
 class TestPromotion:
-    def test_a_disk_save_of_a_step_in_memory_copies_nothing(self, one: DdpCheckpointer, tmp_path: Path):
+    def test_a_disk_save_of_a_step_in_memory_copies_nothing(self, one, tmp_path):
         assert one.save_checkpoint(4, state(4), storage_type=MEMORY).reason == ""
         before = [metrics.counts[name] for name in ("snapshot.fill", "snapshot.skeleton")]
         persisted = metrics.counts["persist.manifest"]
@@ -48,14 +47,14 @@ class TestPromotion:
 
 
 class TestSteps:
-    def test_an_invalid_step_or_storage_type_is_refused_and_the_next_is_saved(self, one: DdpCheckpointer):
+    def test_an_invalid_step_or_storage_type_is_refused_and_the_next_is_saved(self, one):
         for step, kind, error in ((2**70, MEMORY, FastckptError), (None, MEMORY, TypeError), (1, 7, ConfigError)):
             with pytest.raises(error):
                 one.save_checkpoint(step, state(0), storage_type=kind)
         assert in_memory(one) == []
         assert one.save_checkpoint(2, state(1), storage_type=MEMORY)
 
-    def test_zero_large_numbers_and_whole_numbers_of_other_types_are_accepted_as_steps(self, one: DdpCheckpointer):
+    def test_zero_large_numbers_and_whole_numbers_of_other_types_are_accepted_as_steps(self, one):
         for step in (0, torch.tensor(3), np.int64(4), 2**62):
             assert one.save_checkpoint(step, state(3), storage_type=DISK).step == int(step)  # type: ignore[arg-type]
             assert one.wait_latest_checkpoint(60) == int(step)
@@ -64,7 +63,7 @@ class TestSteps:
 
 
 class TestSkippedSaves:
-    def test_a_save_without_a_free_slot_is_skipped_on_all_ranks_with_a_reason(self, ranks: Ranks):
+    def test_a_save_without_a_free_slot_is_skipped_on_all_ranks_with_a_reason(self, ranks):
         first, second = ranks.start(2)
         before = metrics.counts["skipped_saves"]
         results = [first.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (1, 2, 3, 4)]
@@ -82,7 +81,7 @@ class TestSkippedSaves:
             assert member.save_checkpoint(6, state(6), storage_type=MEMORY)
         assert [loaded["step"] for loaded in ranks.load()] == [6, 6]
 
-    def test_a_rank_that_has_closed_keeps_no_slot_occupied(self, ranks: Ranks):
+    def test_a_rank_that_has_closed_keeps_no_slot_occupied(self, ranks):
         first, second = ranks.start(2)
         for member in (first, second):
             assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -92,7 +91,7 @@ class TestSkippedSaves:
         steps = iter(range(4, 10**6))
         until(lambda: bool(first.save_checkpoint(next(steps), state(9), storage_type=MEMORY)), "a save")
 
-    def test_a_save_waits_for_a_rank_that_has_yet_to_create_its_checkpointer(self, ranks: Ranks):
+    def test_a_save_waits_for_a_rank_that_has_yet_to_create_its_checkpointer(self, ranks):
         """The first rank saves before the second has made its checkpointer: no checkpoint lacks a rank."""
         ranks.start(1)
         ranks.end()
@@ -113,7 +112,7 @@ CALLS: list[Callable[[DdpCheckpointer], object]] = [
 
 
 class TestClosedCheckpointer:
-    def test_a_save_in_a_forked_process_is_refused_and_disturbs_nothing(self, one: DdpCheckpointer):
+    def test_a_save_in_a_forked_process_is_refused_and_disturbs_nothing(self, one):
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         child = os.fork()
         if child == 0:
@@ -129,7 +128,7 @@ class TestClosedCheckpointer:
         assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 2
 
-    def test_a_lost_launcher_is_reported_and_does_not_end_training(self, ranks: Ranks, monkeypatch):
+    def test_a_lost_launcher_is_reported_and_does_not_end_training(self, ranks, monkeypatch):
         monkeypatch.setattr(server, "WRITERS_TIMEOUT", 0.1)
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -142,7 +141,7 @@ class TestClosedCheckpointer:
         with pytest.raises(AgentLost, match="gone"):
             one.wait_latest_checkpoint(5)
 
-    def test_a_directory_has_one_checkpointer_at_a_time_each_with_a_history_of_its_own(self, directory: Path):
+    def test_a_directory_has_one_checkpointer_at_a_time_each_with_a_history_of_its_own(self, directory):
         for value, step in ((1, 5), (2, 5), (3, 3)):
             with DdpCheckpointer(directory) as one:
                 with pytest.raises(FastckptError, match="close that one first"):
@@ -153,9 +152,7 @@ class TestClosedCheckpointer:
 
 
 class TestPath:
-    def test_a_path_of_the_user_is_read_by_stock_torch_and_overwritten_by_each_save(
-        self, one: DdpCheckpointer, tmp_path: Path, monkeypatch
-    ):
+    def test_a_path_of_the_user_is_read_by_stock_torch_and_overwritten_by_each_save(self, one, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for step, path in ((1, tmp_path / "deep/latest.pt"), (2, "deep/latest.pt"), (3, "deep/latest.pt"), (4, "")):
             assert one.save_checkpoint(step, state(step), path, DISK)
@@ -166,7 +163,7 @@ class TestPath:
             assert one.load_checkpoint()["step"] == step
         assert os.listdir(tmp_path / "deep") == ["latest.pt"]
 
-    def test_a_step_saved_to_several_paths_is_at_each_of_them(self, one: DdpCheckpointer, directory: Path):
+    def test_a_step_saved_to_several_paths_is_at_each_of_them(self, one, directory):
         for name in ("", "latest.pt", "best.pt", "best.pt"):
             assert one.save_checkpoint(1, state(1), directory / name if name else "", DISK)
         assert one.wait_latest_checkpoint(60) == 1
@@ -180,7 +177,7 @@ DATE = datetime.date(2026, 1, 1)
 
 
 class TestNotLoadable:
-    def test_a_value_that_would_not_load_is_refused_with_its_key(self, one: DdpCheckpointer):
+    def test_a_value_that_would_not_load_is_refused_with_its_key(self, one):
         one.save_checkpoint(1, state(1), storage_type=MEMORY)
         for step in (2, 3):
             bad = state(2) | {"blob": bytes(8), "extra": {"deep": [0, DATE]}}
@@ -195,15 +192,13 @@ class TestNotLoadable:
                 one.save_checkpoint(step + 1, bad, storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 5
 
-    def test_a_value_that_needs_pickle_is_saved_when_the_directory_is_trusted(self, ranks: Ranks):
+    def test_a_value_that_needs_pickle_is_saved_when_the_directory_is_trusted(self, ranks):
         (one,) = ranks.start(weights_only=False)
         assert one.save_checkpoint(1, state(1) | {"when": DATE}, storage_type=MEMORY)
         assert one.load_checkpoint()["when"] == DATE
 
     @pytest.mark.parametrize("culprit", [threading.Lock(), lambda: 0])
-    def test_a_value_that_cannot_be_pickled_leaves_the_next_save_possible(
-        self, one: DdpCheckpointer, directory: Path, culprit: object
-    ):
+    def test_a_value_that_cannot_be_pickled_leaves_the_next_save_possible(self, one, directory, culprit):
         one.save_checkpoint(1, state(1), storage_type=DISK)
         for extra, path in ((culprit, "['extra']"), ([{"deep": culprit}], "['extra'][0]['deep']")):
             with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as error:
@@ -217,7 +212,7 @@ class TestNotLoadable:
 class TestStructure:
     """States that change from save to save come back as they were."""
 
-    def test_a_state_that_grows_and_shrinks_is_saved_as_it_was(self, one: DdpCheckpointer):
+    def test_a_state_that_grows_and_shrinks_is_saved_as_it_was(self, one):
         for step, size in enumerate([10, 100_000, 10, 300_000, 299_999, 1, 300_000, 0], 1):
             current = state(step, size)
             assert one.save_checkpoint(step, current, storage_type=DISK)

@@ -3,13 +3,12 @@
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ArenaTooSmall, ConfigError, NoLoadableCheckpoint
-from tests.e2e.ddp.conftest import Ranks, run_script, state
+from tests.e2e.ddp.conftest import run_script, state
 
 MEBI = 1 << 18
 """Floats in a MiB."""
@@ -34,7 +33,7 @@ def without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(
-    small_disk, without_memory, ranks: Ranks, monkeypatch
+    small_disk, without_memory, ranks, monkeypatch
 ):
     disk = small_disk(64)
     monkeypatch.setenv("TMPDIR", str(disk))
@@ -50,7 +49,7 @@ def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(
     ranks.end()
 
 
-def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(ranks: Ranks, monkeypatch):
+def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(ranks, monkeypatch):
     monkeypatch.setenv("FASTCKPT_MEMORY", "off")
     with pytest.raises(ConfigError, match="is a tmpfs, which is memory"):
         ranks.start()
@@ -60,7 +59,7 @@ def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(ran
         ranks.start()
 
 
-def test_a_read_only_directory_for_arenas_is_refused(small_tmpfs, ranks: Ranks):
+def test_a_read_only_directory_for_arenas_is_refused(small_tmpfs, ranks):
     subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs(64))], check=True)
     with pytest.raises(ConfigError, match=r"it cannot be written to\. Name another with --fast-shm-dir"):
         ranks.start()
@@ -68,7 +67,7 @@ def test_a_read_only_directory_for_arenas_is_refused(small_tmpfs, ranks: Ranks):
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_a_launch_with_memory_tells_of_newer_arenas_on_a_disk(
-    tmp_path: Path, ranks: Ranks, monkeypatch, said, forked_launchers: None, is_stored: bool
+    tmp_path, ranks, monkeypatch, said, forked_launchers, is_stored
 ):
     """That is no fresh start. A launch without memory resumes them."""
     arguments = (str(ranks.directory), *["stored"] * is_stored)

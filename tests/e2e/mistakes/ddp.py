@@ -9,6 +9,12 @@ from tests.e2e.mistakes.table import WARNING, Row, Scene, answered, mistakes, ne
 DISK = StorageType.DISK
 
 
+def load(scene: Scene, path: object) -> None:
+    save(scene.directory)
+    with DdpCheckpointer(scene.directory) as checkpointer:
+        checkpointer.load_checkpoint(path)
+
+
 mistakes(
     lambda scene, given: save(scene.directory, lambda c, n, state: c.save_checkpoint(*given(n, state))),
     storage_type_as_path=Row(
@@ -49,29 +55,25 @@ mistakes(
     ),
     overlap_true=Row({"overlap": True}, ConfigError, "overlap is True | torch optimizers | give overlap=optimizer"),
 )
-
-
-@answered(ConfigError, "max_to_keep is 0 | 1 or more | give")
-def strategy_that_keeps_nothing(scene: Scene) -> None:
-    KeepLatestStepStrategy(0, scene.directory)
-
-
-@answered(BadCheckpoint, "/checkpoint-77 | No such file or directory | fastckpt ls")
-def resume_path_that_is_not_there(scene: Scene) -> None:
-    save(scene.directory)
-    with DdpCheckpointer(scene.directory) as checkpointer:
-        checkpointer.load_checkpoint(resume_path=f"{scene.directory}/checkpoint-77")
-
-
-@answered(TypeError, "resume_path is 100 | a path | checkpoint-100")
-def resume_path_as_number(scene: Scene) -> None:
-    with DdpCheckpointer(scene.directory) as checkpointer:
-        checkpointer.load_checkpoint(100)
-
-
-@answered(FastckptError, "the checkpointer is closed | after close() | make another")
-def save_after_close(scene: Scene) -> None:
-    save(scene.directory).save_checkpoint(9, {"weights": torch.zeros(1)})
+mistakes(
+    lambda scene, make: make(scene),
+    strategy_that_keeps_nothing=Row(
+        lambda scene: KeepLatestStepStrategy(0, scene.directory), ConfigError, "max_to_keep is 0 | 1 or more | give"
+    ),
+    resume_path_that_is_not_there=Row(
+        lambda scene: load(scene, f"{scene.directory}/checkpoint-77"),
+        BadCheckpoint,
+        "/checkpoint-77 | No such file or directory | fastckpt ls",
+    ),
+    resume_path_as_number=Row(
+        lambda scene: load(scene, 100), TypeError, "resume_path is 100 | a path | checkpoint-100"
+    ),
+    save_after_close=Row(
+        lambda scene: save(scene.directory).save_checkpoint(9, {"weights": torch.zeros(1)}),
+        FastckptError,
+        "the checkpointer is closed | after close() | make another",
+    ),
+)
 
 
 @answered(ArenaTooSmall, "MiB | free | --fast-no-memory")

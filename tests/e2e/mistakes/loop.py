@@ -1,25 +1,25 @@
-"""Mistakes with the three lines: fastckpt.Checkpointer, resume() and step()."""
+"""Mistakes with the three lines: fastckpt.Checkpointer, resume() and step(); and with the loader of the data."""
 
 import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from fastckpt import Checkpointer
+from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError, FastckptError, StepError
 from tests.e2e.mistakes.table import (
-    TWO_RANKS,
     WARNING,
     Noise,
     Row,
     Scene,
     answered,
-    group_of_one,
     mistakes,
     network,
     parts,
-    sharded_by_zero,
     train,
 )
 from tests.support import launchers
@@ -48,20 +48,50 @@ mistakes(
 )
 
 
-@answered(TypeError, "'optimiser' | deletion_strategy | did you mean 'optimizer'?")
-def keyword_typo(scene: Scene) -> None:
-    Checkpointer(scene.directory, model=network(), optimiser=1)
+mistakes(
+    lambda scene, make: make(scene),
+    keyword_typo=Row(
+        lambda scene: Checkpointer(scene.directory, model=network(), optimiser=1),
+        TypeError,
+        "'optimiser' | deletion_strategy | did you mean 'optimizer'?",
+    ),
+    parts_by_position=Row(
+        lambda scene: Checkpointer(scene.directory, network(), None),  # type: ignore[misc]
+        TypeError,
+        "3 were given | takes checkpoint_dir by position | give the others by name",
+    ),
+    loader_typo=Row(
+        lambda scene: ResumableDataLoader(Noise(), batchsize=8),
+        TypeError,
+        "'batchsize' | num_workers | did you mean 'batch_size'?",
+    ),
+    state_of_something_else=Row(
+        lambda scene: ResumableDataLoader(Noise(), batch_size=8).load_state_dict(parts()["optimizer"].state_dict()),
+        ConfigError,
+        "'param_groups' | a ResumableDataLoader | give what state_dict()",
+    ),
+)
 
 
-@answered(TypeError, "3 were given | takes checkpoint_dir by position | give the others by name")
-def parts_by_position(scene: Scene) -> None:
-    Checkpointer(scene.directory, network(), None)  # type: ignore[misc]
+@answered(WARNING, "used up | begins with the batch after it | docs/guides/data.md")
+def a_look_at_the_first_batch(scene: Scene) -> None:
+    loader = ResumableDataLoader(Noise(), batch_size=8)
+    next(iter(loader))
+    for _ in loader:
+        pass
 
 
 @answered(ConfigError, "ZeroRedundancyOptimizer | only one of them is given all | fully_shard")
 def optimizer_sharded_by_zero(scene: Scene) -> None:
-    with group_of_one():
-        Checkpointer(scene.directory, model=(model := network()), optimizer=sharded_by_zero(model))
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)  # which opens no sockets
+    try:
+        model = network()
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        Checkpointer(scene.directory, model=model, optimizer=optimizer)
+    finally:
+        dist.destroy_process_group()
 
 
 @answered(WARNING, "closed without resume() | nothing was loaded, nothing saved | call resume()")
@@ -98,5 +128,5 @@ def scheduler_added(scene: Scene) -> None:
 
 @answered(FastckptError, "2 ranks | resume | torch.distributed.init_process_group")
 def ranks_without_group(scene: Scene) -> None:
-    scene.has(**TWO_RANKS)
+    scene.has(RANK=0, LOCAL_RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=2)
     train(scene.directory)

@@ -10,33 +10,58 @@ from typing import Any
 
 import torch
 
-from fastckpt.errors import ConfigError, FastckptError, OffloadError
+from fastckpt.errors import FastckptError, OffloadError
 from fastckpt.offload import ActivationOffload
-from tests.e2e.mistakes.table import WARNING, WORKS, Scene, answered
+from tests.e2e.mistakes.table import WARNING, WORKS, Row, Scene, answered, mistakes
 
-SIZE = 1 << 19
+CALLED: list[Callable[[], object]] = []
+"""What a forked process calls: it inherits it."""
 
 
-def disk(scene: Scene) -> Path:
-    """A directory as it should be."""
+def offload_to(scene: Scene, **options: Any) -> ActivationOffload:
     Path(scene.directory).mkdir(exist_ok=True)
-    return Path(scene.directory)
-
-
-def offload_to(scene: Scene) -> ActivationOffload:
-    return ActivationOffload(disk(scene), budget="4MiB")
+    return ActivationOffload(Path(scene.directory), **({"budget": "4MiB"} | options))
 
 
 def loss_of(around: Any) -> torch.Tensor:
     """A loss whose graph holds tensors that are offloaded."""
-    weight = torch.ones(SIZE, requires_grad=True)
+    weight = torch.ones(1 << 19, requires_grad=True)
     with around:
         return weight.exp().tanh().exp().sum()
 
 
-@answered(ConfigError, "/checkpoints' | does not exist | make it on a local SSD")
-def scratch_that_is_not_there(scene: Scene) -> None:
-    ActivationOffload(scene.directory)
+def called() -> None:
+    torch.set_num_threads(1)  # as in workers of a DataLoader: threads of OpenMP do not survive a fork
+    CALLED[0]()
+
+
+def in_a_fork(act: Callable[[], object]) -> None:
+    """Call it in a forked process; raises what it raises."""
+    CALLED[:] = [act]
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        pool.submit(called).result(120)
+
+
+def forked_within_the_block(around: ActivationOffload) -> None:
+    """As a DataLoader does that is made there: what the fork saves itself is left alone."""
+    with around:
+        in_a_fork(lambda: loss_of(contextlib.nullcontext()).backward())
+
+
+mistakes(
+    lambda scene, act: act(offload_to(scene)),
+    entered_in_a_fork=Row(
+        lambda around: in_a_fork(lambda: loss_of(around)),
+        FastckptError,
+        "of process  | none of its threads | make one in each process",
+    ),
+    backward_in_a_fork=Row(
+        lambda around: in_a_fork(loss_of(around).backward),
+        OffloadError,
+        "that process  | none of its threads | in the process of its forward",
+    ),
+    forked_within_the_block=Row(forked_within_the_block, WORKS),
+)
 
 
 @answered(WARNING, "is in memory | frees none | choose an SSD")
@@ -44,14 +69,9 @@ def scratch_in_memory(scene: Scene) -> None:
     ActivationOffload(scene.mount(16 << 20))
 
 
-@answered(ConfigError, "budget is 4 bytes | less than 4.0 MiB | '4GiB'")
-def budget_in_gib(scene: Scene) -> None:
-    ActivationOffload(disk(scene), budget=4)
-
-
 @answered(TypeError, "'buget' | return_memory | did you mean 'budget'?")
 def offload_keyword_typo(scene: Scene) -> None:
-    ActivationOffload(disk(scene), buget="4GiB")
+    offload_to(scene, buget="4GiB")
 
 
 @answered(FastckptError, "entered in two threads | one forward alone | make one for each thread")
@@ -72,42 +92,6 @@ def entered_in_two_threads(scene: Scene) -> None:
     finally:
         may_leave.set()
         other.join()
-
-
-CALLED: list[Callable[[], object]] = []
-"""What a forked process calls: it inherits it."""
-
-
-def called() -> None:
-    torch.set_num_threads(1)  # as in workers of a DataLoader: threads of OpenMP do not survive a fork
-    CALLED[0]()
-
-
-def in_a_fork(act: Callable[[], object]) -> None:
-    """Call it in a forked process; raises what it raises."""
-    CALLED[:] = [act]
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-        pool.submit(called).result(120)
-
-
-@answered(FastckptError, "of process  | none of its threads | make one in each process")
-def entered_in_a_fork(scene: Scene) -> None:
-    around = offload_to(scene)
-    in_a_fork(lambda: loss_of(around))
-
-
-@answered(OffloadError, "that process  | none of its threads | in the process of its forward")
-def backward_in_a_fork(scene: Scene) -> None:
-    loss = loss_of(offload_to(scene))
-    in_a_fork(loss.backward)
-
-
-@answered(WORKS)
-def forked_within_the_block(scene: Scene) -> None:
-    """As a DataLoader does that is made there: what the fork saves itself is left alone."""
-    around = offload_to(scene)
-    with around:
-        in_a_fork(lambda: loss_of(contextlib.nullcontext()).backward())
 
 
 @answered(WARNING, "4 ActivationOffloads | one forward each | Make one before the loop")

@@ -5,16 +5,13 @@ right after all, and is to work, stands among them.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import Dataset
 
 from fastckpt import Checkpointer, DdpCheckpointer
@@ -55,7 +52,6 @@ class Mistake:
 
 
 MISTAKES: dict[str, Mistake] = {}
-TWO_RANKS = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
 
 
 def answered(*answer: Any) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
@@ -84,24 +80,20 @@ def mistakes(make: Callable[[Scene, Any], object], **rows: Row) -> None:
 class Noise(Dataset[Any]):
     """Rows of noise with a label."""
 
-    def __init__(self, length: int = 64) -> None:
-        self.length = length
-
     def __len__(self) -> int:
-        return self.length
+        return 64
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((8,), float(index)), index % 2
 
 
-def network(width: int = 4) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
 
 
 def parts(**others: Any) -> dict[str, Any]:
     """A model, its optimizer and its data; ``others`` take the place of some."""
-    model = others.get("model")
-    model = model if isinstance(model, torch.nn.Module) else network()
+    model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     loader = ResumableDataLoader(Noise(), batch_size=8, shuffle=True)
     return {"model": model, "optimizer": optimizer, "data": loader} | others
@@ -155,20 +147,3 @@ def save(
         for step in range(first, first + steps):
             call(checkpointer, step, dict(state))
     return checkpointer
-
-
-@contextmanager
-def group_of_one() -> Iterator[None]:
-    """A process group of this process alone, which opens no sockets."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def sharded_by_zero(model: torch.nn.Module) -> Any:
-    """An optimizer whose state is on several ranks."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)

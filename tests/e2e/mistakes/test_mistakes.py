@@ -12,7 +12,7 @@ import pytest
 
 from fastckpt._core.in_process_saver import stop_own_saver
 from tests.e2e.ddp.conftest import said as said
-from tests.e2e.mistakes import data, ddp, directories, launching, loop, offloading  # noqa: F401 (they fill the table)
+from tests.e2e.mistakes import ddp, directories, launching, loop, offloading  # noqa: F401 (they fill the table)
 from tests.e2e.mistakes.table import MISTAKES, WARNING, WORKS, Scene
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
@@ -28,9 +28,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tmpfs, forked_l
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_each_mistake_gets_an_error_with_value_limit_and_remedy(
-    name: str, scene: Scene, said: pytest.LogCaptureFixture
-):
+def test_each_mistake_gets_an_error_with_value_limit_and_remedy(name, scene, said):
     mistake, printed, error = MISTAKES[name], io.StringIO(), None
     with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stderr(printed):
         warnings.simplefilter("always")

@@ -1,6 +1,7 @@
 """What ranks have unlike in a state that one of them saves for all: each comes back with its own."""
 
 import copy
+import json
 import re
 import threading
 from collections import Counter
@@ -15,7 +16,6 @@ from fastckpt._core.replicas.own_entries import ABSENT, ALONE, THERE, entries, o
 from fastckpt._core.replicas.rank_differences import RankDifferences
 from fastckpt._core.replicas.replica_faults import ReplicaFault, replica_fault, unlike_entries
 from fastckpt._core.replicas.state_digest import digest_of, sum_of_words
-from tests.faults.conftest import Jobs
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_all_injected
 
@@ -35,7 +35,11 @@ def assert_as_without_checkpoints(job: Job, ranks: int) -> None:
         assert job.losses(rank) == {step: {loss} for step, loss in enumerate(plain["plain"], 1)}, job.text()
 
 
-def test_each_rank_comes_back_with_its_own_after_kills(new_job: Jobs):
+REFUSED = {"by_dcp": "weight", "by_hsdp": "model.weight (shard of rank 0)", "by_folder": "optimizer.0."}
+"""What no file has a place for, by the way of saving it."""
+
+
+def test_each_rank_comes_back_with_its_own_after_kills(new_job):
     """Also with what begins to differ later; and a rank that closes before its first step is not waited for."""
     job = new_job().with_faults(kill(1, at="snapshot.fill", step=5), kill(0, at="snapshot.fill", step=9))
     job.run("--drifts", "6", restarts=2, **PROGRAM)
@@ -48,18 +52,24 @@ def test_each_rank_comes_back_with_its_own_after_kills(new_job: Jobs):
     assert [line["alone"] for line in job.log(0) if "alone" in line] == [1, 2, 3]
 
 
-def test_shards_of_each_rank_come_back_and_another_number_of_ranks_is_told_what_it_cannot_have(new_job: Jobs):
+def test_shards_of_each_rank_come_back_and_what_no_file_has_a_place_for_is_refused(new_job):
+    """And another number of ranks is told what it cannot have."""
     job = new_job().with_faults(kill(0, at="snapshot.fill", step=9))
     job.run("--way", "fsdp2", restarts=1, **PROGRAM)
     assert_all_injected(job)
     assert_as_without_checkpoints(job, 2)
     assert [step for step, _ in job.resumes()] == [0, 8]
+    for rank in (0, 1):
+        said = json.loads((job.folder / f"said.{rank}").read_text())
+        for way, name in REFUSED.items():
+            assert said[f"{way}, equal"] == "None" and said[f"{way}, unlike"].startswith(f"ranks have unlike {name}")
+            assert "use fastckpt.Checkpointer" in said[f"{way}, unlike"]
     job.start("--way", "fsdp2", "--steps", "14", ranks=1, restarts=0, **PROGRAM)
     assert job.wait() != 0
     assert "and this job has 1" in job.text(), job.text()
 
 
-def test_a_flipped_bit_is_found_before_the_first_checkpoint_and_later_and_never_resumed(new_job: Jobs):
+def test_a_flipped_bit_is_found_before_the_first_checkpoint_and_later_and_never_resumed(new_job):
     script = ("--way", "equal", "--apart", "20", "--steps", "80", "--memory", "2", "--disk", "10")
     job = new_job().run(*script, "--flips", "5", "54", ranks=3, restarts=2, **PROGRAM)
     text = job.text()
@@ -136,7 +146,7 @@ def test_what_was_loaded_is_known_to_be_equal_if_as_many_ranks_had_compared_it()
 
 @pytest.mark.parametrize("one", [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}])
 @pytest.mark.parametrize("other", [{}, {0: {"m": 1}}, {1: {"m": 4}, 2: {"m": 3, "k": 7}}])
-def test_a_rank_has_its_own_again_whatever_the_first_one_had(one: dict[Any, Any], other: dict[Any, Any]):
+def test_a_rank_has_its_own_again_whatever_the_first_one_had(one, other):
     states = [{"optimizer": {"state": each, "groups": [1]}, "more": 5} for each in (one, other)]
     digests = [{name: digest_of(leaf) for name, _, leaf in entries(state)} for state in states]
     unlike = unlike_entries(digests)
@@ -144,7 +154,7 @@ def test_a_rank_has_its_own_again_whatever_the_first_one_had(one: dict[Any, Any]
         assert with_own(copy.deepcopy(states[0]), own_entries(state, unlike, 2), 2, 0) == state
 
 
-def test_another_number_of_ranks_loads_what_the_first_one_had_and_is_told_by_name(caplog: pytest.LogCaptureFixture):
+def test_another_number_of_ranks_loads_what_the_first_one_had_and_is_told_by_name(caplog):
     own = own_entries({"more": 5, "x": 1}, {"more": True, "a.b": False}, 2)
     assert (own[THERE], own[ABSENT], own[ALONE]) == ([[["more"], 5]], ["a.b"], ["a.b"])
     assert with_own({"more": 7, "x": 1}, own, 3, 0) == {"more": 7, "x": 1}
@@ -183,8 +193,6 @@ def ranks_with(count: int, *wrong: tuple[int, str, str]) -> list[dict[str, str]]
         pytest.param([*ranks_with(3, (1, A, "x")), {}], {A, B}, ReplicaFault([A], [1]), id="a rank without a state"),
     ],
 )
-def test_a_rank_is_at_fault_where_most_have_what_it_has_not(
-    ranks: list[dict[str, str]], known: set[str], fault: ReplicaFault | None
-):
+def test_a_rank_is_at_fault_where_most_have_what_it_has_not(ranks, known, fault):
     unlike = unlike_entries([each for each in ranks if each])
     assert replica_fault(ranks, unlike, known, len(known)) == fault

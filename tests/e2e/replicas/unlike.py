@@ -5,23 +5,30 @@ trains once more without checkpoints, and writes down what came of it.
 """
 
 import argparse
+import json
 import os
 import random
 import sys
 import warnings
 from collections import deque
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from fastckpt import Checkpointer
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, RequiredFiles
 from fastckpt._core.replicas import rank_differences
+from fastckpt.dcp.writer import SharedMemoryWriter
 from fastckpt.ddp import settle
+from fastckpt.errors import ConfigError
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, digest, parser_of_all
@@ -179,6 +186,56 @@ def leave_early(args: argparse.Namespace, log: Log) -> None:
             log(alone=step)
 
 
+def by_dcp(folder: Path, *, unlike: bool) -> None:
+    of_rank = {f"loader of {dist.get_rank()}": torch.ones(dist.get_rank() + 1)}
+    state = {"weight": torch.ones(3) + (dist.get_rank() if unlike else 0), "note": dist.get_rank(), **of_rank}
+    with closing(SharedMemoryWriter(folder)) as writer:
+        try:
+            dcp.save(state, storage_writer=writer, checkpoint_id="1")
+        except dcp.api.CheckpointException as error:
+            raise error.failures[dist.get_rank()][0] from error
+
+
+def by_hsdp(folder: Path, *, unlike: bool) -> None:
+    """Two replicas of one shard."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(nn.Linear(7, 5), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    with Checkpointer(folder, model=model, optimizer=optimizer, every=1) as checkpointer:
+        checkpointer.resume()
+        model(torch.ones(4, 7)).square().mean().backward()
+        optimizer.step()
+        if unlike and dist.get_rank() == 1:
+            model.weight._local_tensor.detach().add_(1.0)
+        checkpointer.step(1)
+
+
+def by_folder(folder: Path, *, unlike: bool) -> None:
+    """As Accelerate, DeepSpeed and Trainer, which save an optimizer's state from one rank."""
+    model = nn.Linear(7, 5)
+    optimizer = Divided(model.parameters()) if unlike else torch.optim.SGD(model.parameters(), momentum=0.9)
+    with FolderCheckpointer(folder, RequiredFiles("model.pt", "model.pt")) as checkpointer:
+        checkpointer.find()
+        model(torch.ones(4, 7)).square().mean().backward()
+        optimizer.step()
+        checkpointer.compare(1, [model], [optimizer], None)
+
+
+def try_others(folder: Path) -> None:
+    """Save what ranks have equal, and what they have not and no file has a place for; write down the answers."""
+    said: dict[str, str] = {}
+    for way in (by_dcp, by_hsdp, by_folder):
+        for unlike in (False, True):
+            name = f"{way.__name__}, {'unlike' if unlike else 'equal'}"
+            torch.manual_seed(5)
+            try:
+                said[name] = str(way(folder / name, unlike=unlike))
+            except ConfigError as error:
+                said[name] = str(error)
+            dist.barrier()
+    (folder / f"said.{dist.get_rank()}").write_text(json.dumps(said))
+
+
 if __name__ == "__main__":
     parser = parser_of_all()
     parser.set_defaults(steps=12, memory=1, disk=4)
@@ -193,5 +250,7 @@ if __name__ == "__main__":
     train(arguments, diary)
     if arguments.way == "ddp":
         leave_early(arguments, diary)
+    elif arguments.way == "fsdp2":
+        try_others(arguments.out)
     dist.barrier()
     dist.destroy_process_group()
