@@ -1,5 +1,6 @@
 """Rules of all commands: keys, streams, exit codes, tables that can be piped, a quick start."""
 
+import json
 import os
 import socket
 import subprocess
@@ -12,91 +13,75 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
+from fastckpt._core.inspect.address import Address, parse
+from fastckpt.errors import ConfigError
 from fastckpt_run.cli import main, output
+from fastckpt_run.views.top_text import TextTable, Toned, blocks
 from tests.cli.conftest import publish
 from tests.cli.test_docs import leave_log, page_of_a_job
 from tests.support.ports import free_port
 
 FASTCKPT = str(Path(sys.executable).with_name("fastckpt"))
-CHECKPOINT = {"step", "history", "tier", "state", "whole", "why", "size", "world", "time", "age", "path"}
-JOB = {"pid", "host", "started", "arena"}
-ARENA = {"path", "state", "kind", "uid", "size", "directory", "pid", "host", "started", "writers", "newest", "slots"}
-ENTRY = {"name", "kind", "type", "shape", "bytes", "storage", "value"}
-FAILURE = {
-    "node", "at", "kind", "rank", "exitcode", "silent", "stopped", "relaunched", "met", "started", "imported", "joined",
-    "resumed", "first_step", "load", "step", "tier", "repeated", "exception", "frame", "host", "log",
-    "restarts_left", "restarts", "awaited",
-}  # fmt: skip
-FIGURE = {"seconds", "source"}
-DECISION = {"at", "directory", "step", "memory", "storage", "overhead", "bound", "changed", "why"}
+
+
+def keys(text: str) -> set[str]:
+    return {*text.split()}
+
+
+CHECKPOINT = keys("step history tier state whole why size world time age path")
+JOB = keys("pid host started arena")
+ARENA = keys("path state kind uid size directory pid host started writers newest slots")
+ENTRY = keys("name kind type shape bytes storage value")
+FAILURE = keys(
+    "node at kind rank exitcode silent stopped relaunched met started imported joined resumed first_step load step "
+    "tier repeated exception frame host log restarts_left restarts awaited"
+)
+FIGURE = keys("seconds source")
+DECISION = keys("at directory step memory storage overhead bound changed why")
+PLAN = dict.fromkeys(keys("nodes ranks_per_node ranks"), int) | dict.fromkeys(keys("assumed trial"), type(None))
+TOP = dict.fromkeys(keys("at goodput total reported"), float) | dict.fromkeys(keys("url directory trouble"), str)
+DRAIN = dict.fromkeys(keys("url host outcome why"), str) | dict.fromkeys(keys("nodes step"), int)
 # Scripts depend on these keys: new ones may come, none may go or change its meaning.
 KEYS: dict[str, dict[str, Any]] = {
     "ls": {"directory": str, "jobs": [JOB], "checkpoints": [CHECKPOINT]},
-    "show": {"checkpoint": CHECKPOINT, "files": [{"name", "path", "size", "tensors", "bytes", "entries"}]},
+    "show": {"checkpoint": CHECKPOINT, "files": [keys("name path size tensors bytes entries")]},
     "which": {"directory": str, "outcome": str, "choice": CHECKPOINT, "others": [CHECKPOINT], "jobs": [JOB]},
-    "verify": {
-        "directory": str, "good": int, "bad": int, "unknown": int,
-        "findings": [{"step", "history", "tier", "path", "verdict", "why", "expected", "found"}],
-    },
-    "diff": {
-        "a": str, "b": str, "equal": bool, "only_a": list, "only_b": list,
-        "files": [{"name", "equal", "compared", "only_a", "only_b", "changes", "tensors"}],
-    },
-    "export": {"source": str, "out": str, "format": str, "only": str, "size": int},
-    "prune": {
-        "directory": str, "policy": dict, "done": bool, "keep": [CHECKPOINT], "delete": [CHECKPOINT], "freed": int,
-        "jobs": [JOB],
-    },
-    "report": {
-        "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
-        "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
-        "failures": [FAILURE], "hosts": [{"host", "failures", "first", "checks"}],
-        "decisions": [DECISION], "superseded": list, "slow_ranks": list, "offloaded": list,
-        "metrics": list,
-        "checkpoints": dict, "unreadable": int, "events_lost": int, "remote": type(None),
-    },
-    "plan": {
-        "plan_of": str, "checkpoint": CHECKPOINT, "assumed": type(None),
-        "nodes": int, "ranks_per_node": int, "ranks": int, "shape_source": str,
-        "bytes": {"save", "node", "files"},
-        "memory": {
-            "slots", "slot", "arena", "tmpfs", "cgroup", "processes", "slots_that_fit", "free", "total", "docker",
-            "kubernetes",
-        },
-        "persist": FIGURE | {"rate", "written_now"}, "step": FIGURE, "snapshot": FIGURE, "restart": FIGURE,
-        "intervals": {"memory", "storage", "source"}, "mtbf": FIGURE, "goodput": {"memory", "storage", "without"},
-        "failures": {"failures", "seconds", "mean", "least", "most"},
-        "growth": {"per_step", "step", "size", "points", "method", "three_slots_until", "two_slots_until"},
-        "trial": type(None), "unknown": [{"what", "remedy"}],
-    },
-    "check": {
-        "host": str, "verdict": str, "failures": dict, "absent": list,
-        "checks": [{"name", "verdict", "message", "value", "unit", "limit", "seconds"}],
-    },
-    "doctor": {"host": str, "directory": str, "state": str, "lines": [{"name", "state", "found", "remedy"}]},
-    "top": {
-        "url": str, "at": float, "job": {"state", "run_id", "script", "host", "begin", "launches"}, "goodput": float,
-        "total": float, "time": dict, "steps": {"new", "repeated", "per_second", "now"}, "failures": int,
-        "nodes": [{"node", "answers", "host", "workers", "tiers", "logged"}],
-        "loss": [{"directory", "worker", "node", "storage"}], "events": list, "directory": str, "trouble": str,
-        "reported": float,
-    },
-    "drain": {
-        "url": str, "at": float, "host": str, "outcome": str, "nodes": int, "new": list, "step": int, "why": str,
-    },
-    "chaos": {
-        "directory": str, "warnings": list, "kills": list, "came_back": int, "tiers": dict, "ended": str, "job": str,
-        "seconds": float, "faults": list,
-    },
-    "prove": {
-        "proven": bool, "kills": list, "resumed": dict, "exit_code": int, "equal": bool, "values": dict,
-        "checkpoints": dict, "last": list, "first_step": int, "first_value": dict, "first_checkpoint": dict,
-        "again": type(None), "causes": list, "notes": list, "folder": str, "seconds": dict,
-    },
-    "explain": {"codes": [{"code", "title", "messages", "cause", "remedies", "lost", "page"}]},
+    "verify": {"directory": str, "findings": [keys("step history tier path verdict why expected found")]}
+    | dict.fromkeys(keys("good bad unknown"), int),
+    "diff": {"files": [keys("name equal compared only_a only_b changes tensors")], "equal": bool}
+    | {"a": str, "b": str, "only_a": list, "only_b": list},
+    "export": dict.fromkeys(keys("source out format only"), str) | {"size": int},
+    "prune": {"keep": [CHECKPOINT], "delete": [CHECKPOINT], "freed": int, "jobs": [JOB]}
+    | {"directory": str, "policy": dict, "done": bool},
+    "report": {"launches": [keys("node host pid run_id script begin seconds starts outcome")], "failures": [FAILURE]}
+    | {"hosts": [keys("host failures first checks")], "decisions": [DECISION], "directory": str, "remote": type(None)}
+    | dict.fromkeys(keys("logs superseded slow_ranks offloaded metrics"), list)
+    | dict.fromkeys(keys("time steps checkpoints"), dict)
+    | {"goodput": float, "total": float, "unreadable": int, "events_lost": int},
+    "plan": {"plan_of": str, "checkpoint": CHECKPOINT, "shape_source": str, "bytes": keys("save node files")}
+    | dict.fromkeys(keys("step snapshot restart mtbf"), FIGURE)
+    | {"persist": FIGURE | keys("rate written_now"), "intervals": keys("memory storage source"), **PLAN}
+    | {"memory": keys("slots slot arena tmpfs cgroup processes slots_that_fit free total docker kubernetes")}
+    | {"goodput": keys("memory storage without"), "failures": keys("failures seconds mean least most")}
+    | {"growth": keys("per_step step size points method three_slots_until two_slots_until")}
+    | {"unknown": [keys("what remedy")]},
+    "check": {"checks": [keys("name verdict message value unit limit seconds")], "failures": dict, "absent": list}
+    | {"host": str, "verdict": str},
+    "doctor": {"host": str, "directory": str, "state": str, "lines": [keys("name state found remedy")]},
+    "top": {"job": keys("state run_id script host begin launches"), "time": dict, "failures": int, "events": list}
+    | {"steps": keys("new repeated per_second now"), "nodes": [keys("node answers host workers tiers logged")]}
+    | {"loss": [keys("directory worker node storage")], **TOP},
+    "drain": DRAIN | {"at": float, "new": list},
+    "chaos": dict.fromkeys(keys("warnings kills faults"), list)
+    | {"directory": str, "came_back": int, "tiers": dict, "ended": str, "job": str, "seconds": float},
+    "prove": dict.fromkeys(keys("resumed values checkpoints first_value first_checkpoint seconds"), dict)
+    | dict.fromkeys(keys("kills last causes notes"), list)
+    | {"proven": bool, "exit_code": int, "equal": bool, "first_step": int, "again": type(None), "folder": str},
+    "explain": {"codes": [keys("code title messages cause remedies lost page")]},
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
-}  # fmt: skip
+}
+# Scripts depend on these keys: new ones may come, none may go or change its meaning.
 
 
 OF_JOBS = ("chaos", "prove", "drain")
@@ -233,3 +218,34 @@ def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt, tmp_path):
 def test_ages_are_printed_in_fitting_units():
     ages = {None: "?", 0.2: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 10 * 86400: "10 d"}
     assert {seconds: output.age(seconds) for seconds in ages} == ages
+
+
+def test_columns_of_top_that_say_least_are_left_out_first_and_trouble_never():
+    document = json.loads(Path(__file__).with_name("recorded_status.json").read_text())
+    document["nodes"][0]["tiers"][0]["trouble"] = "storage is full"
+    tables = {
+        width: [block for block in blocks(document, width) if isinstance(block, TextTable)] for width in (40, 200)
+    }
+    narrow, wide = ([[name.lstrip(">") for name in each.columns] for each in tables[w]] for w in (40, 200))
+    assert narrow[0] == ["RANK", "DOING", "STEP", "HEARTBEAT"]
+    assert "TROUBLE" in narrow[2] and "REMOTE" not in narrow[2]
+    assert "PROCESS" in wide[0] and "NODE" in wide[2]
+    (trouble,) = (row[-1] for each in tables[40] for row in each.rows if row[-1] == "storage is full")
+    assert isinstance(trouble, Toned) and trouble.tone == "bad"
+
+
+def test_a_path_that_exists_is_taken_literally_and_an_unknown_tier_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text, address in (
+        ("run@7.2:memory", Address("run", 7, 2, "memory", explicit=True)),
+        ("run@latest:storage", Address("run", tier="storage", explicit=True)),
+        ("me@home/run", Address("me@home/run")),
+        ("run@5@7", Address("run@5", 7, explicit=True)),
+        ("s3://me@host:9000/run@7", Address("s3://me@host:9000/run", 7, explicit=True)),
+    ):
+        assert parse(text) == address and str(address) == text
+    (tmp_path / "run@5").mkdir()
+    assert parse("run@5") == Address("run@5")
+    assert parse("./run@5@latest") == Address("./run@5", explicit=True)
+    with pytest.raises(ConfigError, match=r"'disk'.*memory, storage"):
+        parse("run@6:disk")

@@ -76,15 +76,16 @@ def test_verify_finds_a_lost_checkpoint_by_the_tracker(fastckpt, three, monkeypa
     harm.lose(three / "checkpoint-30")
     [finding] = bad(fastckpt("verify", three, "--json"))
     assert finding["why"] == "it contains '30'; step 20 came last"
+    (three / TRACKER).unlink()
+    os.mkfifo(three / TRACKER)
+    assert TRACKER in bad(fastckpt("verify", three, "--json"))[0]["path"], "it is not waited for"
+    (three / TRACKER).unlink()
+    (three / TRACKER).write_text("30")
     # A job renames the checkpoint first and moves the tracker then.
     looked: list[int] = []
     monkeypatch.setattr(verify, "LOOKS", (0.0,))
     monkeypatch.setattr(verify.time, "sleep", lambda _: looked.append((three / TRACKER).write_text("20" * len(looked))))
     assert fastckpt("verify", three).code == 0 and len(looked) == 2
-    monkeypatch.setattr(verify, "LOOKS", ())
-    (three / TRACKER).unlink()
-    os.mkfifo(three / TRACKER)
-    assert TRACKER in bad(fastckpt("verify", three, "--json"))[0]["path"], "it is not waited for"
 
 
 def test_verify_reports_quarantined_checkpoints_when_asked_alone_and_none_is_an_error(fastckpt, three, tmp_path):

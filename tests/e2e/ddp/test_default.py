@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -28,24 +30,28 @@ def slow(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> DdpCheckpointer:
     return one
 
 
+@contextmanager
+def refused_writes(directory: Path) -> Iterator[None]:
+    """The directory's private part is a file for a while: all that is written there fails."""
+    private, away = directory / ".fastckpt", directory / "away"
+    private.rename(away)
+    private.touch()
+    yield
+    private.unlink()
+    away.rename(private)
+
+
 def tally(ranks: Ranks) -> SaverStats:
     assert ranks.saver is not None
     (found,) = ranks.saver.report()
     return found
 
 
-def save_all(one: DdpCheckpointer, saves: int, **how: StorageType) -> int:
-    """How many of these are skipped."""
-    skipped = 0
-    for step in range(1, saves + 1):
-        start = time.monotonic()
-        skipped += not one.save_checkpoint(step, state(step, SIZE // 4), **how)
-        time.sleep(max(0.0, PACE - (time.monotonic() - start)))
-    return skipped
-
-
 def test_with_storage_at_a_twentieth_of_the_save_rate_memory_skips_none(slow, ranks, directory):
-    assert save_all(slow, SAVES) == 0
+    for step in range(1, SAVES + 1):
+        start = time.monotonic()
+        assert slow.save_checkpoint(step, state(step, SIZE // 4))
+        time.sleep(max(0.0, PACE - (time.monotonic() - start)))
     assert slow.wait_latest_checkpoint(60) == SAVES
     assert ranks.resume() == [(SAVES, "memory")]
     counts, steps = tally(ranks), on_storage(directory)
@@ -77,20 +83,15 @@ def test_a_save_with_disk_path_or_metrics_becomes_durable_and_memory_saves_are_s
 
 
 def test_while_storage_refuses_writes_the_newest_save_waits_and_then_is_persisted(ranks, directory):
-    """The directory's private part is a file for a while: all that is written there fails."""
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1))
     assert one.wait_latest_checkpoint(60) == 1
-    private, away = directory / ".fastckpt", directory / "away"
-    private.rename(away)
-    private.touch()
-    for step in range(2, 12):
-        assert one.save_checkpoint(step, state(step))
-    until(lambda: tally(ranks).failures > 0, "a failure")
-    for step in range(12, 20):
-        assert one.save_checkpoint(step, state(step))
-    private.unlink()
-    away.rename(private)
+    with refused_writes(directory):
+        for step in range(2, 12):
+            assert one.save_checkpoint(step, state(step))
+        until(lambda: tally(ranks).failures > 0, "a failure")
+        for step in range(12, 20):
+            assert one.save_checkpoint(step, state(step))
     until(lambda: on_storage(directory)[-1] == 19, "the newest is durable")
     assert one.wait_latest_checkpoint(60) == 19 and not tally(ranks).asked
 
@@ -106,15 +107,11 @@ def test_a_save_requested_during_a_successful_retry_is_persisted(ranks, director
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1))
     one.wait_latest_checkpoint(60)
-    private, away = directory / ".fastckpt", directory / "away"
-    private.rename(away)
-    private.touch()
-    assert one.save_checkpoint(2, state(2), storage_type=DISK)
-    until(lambda: tally(ranks).failures > 0, "a failure")
-    monkeypatch.setattr(os, "fsync", held)
-    monkeypatch.setattr(os, "fdatasync", held)
-    private.unlink()
-    away.rename(private)
+    with refused_writes(directory):
+        assert one.save_checkpoint(2, state(2), storage_type=DISK)
+        until(lambda: tally(ranks).failures > 0, "a failure")
+        monkeypatch.setattr(os, "fsync", held)
+        monkeypatch.setattr(os, "fdatasync", held)
     assert begun.wait(60)
     assert one.save_checkpoint(3, state(3), storage_type=DISK)
     go_on.set()

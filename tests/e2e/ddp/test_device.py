@@ -64,6 +64,11 @@ class Training(overlapping.Training):
             self.save(step)
         return self
 
+    def save_2_and_copy_it(self) -> None:
+        assert self.save(2).pending
+        self.learn()
+        self.one._writer.overlap.wait()
+
     def holds_its_steps(self, learn: Callable[[], None] | None = None) -> None:
         """What changes at once after a save is saved as it was."""
         for step in range(4):
@@ -130,18 +135,18 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+NO_MEMORY: dict[str, Any] = {"_stage": torch.OutOfMemoryError("no memory for that"), "room": NotImplementedError()}
+"""What raises there is a function of the copy."""
+
+
 class TestSaves:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     @pytest.mark.parametrize("overlaps", [False, True])
-    def test_an_overlapped_device_save_holds_the_state_of_its_step(self, ranks, device, *, name, overlaps):
+    def test_an_overlapped_device_save_holds_the_state_of_its_step(self, ranks, device, name, overlaps):
         if name in ("fused", "capturable") and device.type != "cuda":
             pytest.skip("CUDA only")
         training = Training(ranks, device, OPTIMIZERS[name], overlaps=overlaps)
         average = torch.optim.swa_utils.AveragedModel(training.model)
-
-        def state() -> dict[str, Any]:
-            return training.state() | {"average": average.state_dict()}
-
         wanted: Any = None
         for step in range(6):
             training.learn()
@@ -149,38 +154,41 @@ class TestSaves:
             if step:
                 training.one._writer.overlap.wait()
                 assert_same(in_memory(training.one), (step - 1, wanted))
-            wanted = reference(state())
+            state = training.state() | {"average": average.state_dict()}
+            wanted = reference(state)
             busy(device)
-            result = training.one.save_checkpoint(step, state(), storage_type=StorageType.MEMORY)
+            result = training.one.save_checkpoint(step, state, storage_type=StorageType.MEMORY)
             assert (result.saved, result.pending, result.trouble) == (True, overlaps and step > 0, "")
             average.update_parameters(training.model)  # moves at once
         assert_same(training.one.load_checkpoint(), wanted)
 
-    @pytest.mark.parametrize("name", ["_stage", "room"])
+    @pytest.mark.parametrize("name", NO_MEMORY)
     def test_without_device_memory_for_staging_the_state_is_copied_at_once(self, ranks, device, monkeypatch, name):
-        def full(pieces: Any) -> Any:
-            if pieces:
-                raise torch.OutOfMemoryError("no memory for that")
+        def fail(given: Any) -> Any:
+            if given:
+                raise NO_MEMORY[name]
             return []
 
-        def unknown(of: torch.device) -> Any:
-            raise NotImplementedError("no such thing here")
-
-        monkeypatch.setattr(device_module, name, {"_stage": full, "room": unknown}[name])
+        monkeypatch.setattr(device_module, name, fail)
         Training(ranks, device).holds_its_steps()
 
-    def test_a_save_in_another_stream_than_the_steps_holds_the_state_of_its_step(self, ranks, device):
-        training, stream = Training(ranks, device), torch.Stream(device)
+    def test_a_save_in_another_stream_and_under_a_default_device_holds_the_state_of_its_step(self, ranks, device):
+        torch.set_default_device(device)  # which moves none of our own tensors
+        try:
+            training, stream = Training(ranks, device), torch.Stream(device)
 
-        def learn() -> None:
-            with stream:
-                training.learn()
-            stream.synchronize()
+            def learn() -> None:
+                with stream:
+                    training.learn()
+                stream.synchronize()
 
-        training.holds_its_steps(learn)
+            training.holds_its_steps(learn)
+            assert device_module.host_buffer(8).device.type == "cpu"
+        finally:
+            torch.set_default_device(None)
 
     @pytest.mark.parametrize("call", [1, 2])
-    def test_a_device_copy_that_fails_is_reported_and_does_not_end_training(self, ranks, device, monkeypatch, *, call):
+    def test_a_device_copy_that_fails_is_reported_and_does_not_end_training(self, ranks, device, monkeypatch, call):
         training = Training(ranks, device).saved(0, 1)
         training.learn()
         send, calls = Lane.send, iter(range(1, 9))
@@ -192,22 +200,10 @@ class TestSaves:
 
         with monkeypatch.context() as patch:
             patch.setattr(Lane, "send", fail)
-            assert training.save(2).pending
-            training.learn()
-            training.one._writer.overlap.wait()
+            training.save_2_and_copy_it()
         result = training.save(3)
         assert result.saved and "the device says no" in result.trouble and result.skipped == 1
         assert_same(training.one.load_checkpoint(), reference(training.state()))
-
-    def test_a_default_device_does_not_move_our_own_tensors(self, ranks, device):
-        torch.set_default_device(device)
-        try:
-            training = Training(ranks, device).saved(0, 1, 2)
-            wanted = reference(training.state())
-            assert device_module.host_buffer(8).device.type == "cpu"
-            assert_same(training.one.load_checkpoint(), wanted)
-        finally:
-            torch.set_default_device(None)
 
     def test_random_numbers_of_every_device_continue_after_a_resume(self, ranks, device):
         devices = [torch.device(device.type, index) for index in range(torch.accelerator.device_count())]
@@ -242,9 +238,7 @@ class TestSaves:
 
         with monkeypatch.context() as patch:
             patch.setattr(DeviceCopy, "begin", swapped)
-            assert training.save(2).pending
-            training.learn()
-            training.one._writer.overlap.wait()
+            training.save_2_and_copy_it()
         torch.accelerator.synchronize(device)
         assert in_memory(training.one)[0] == 1
         wanted = reference(training.state())

@@ -1,6 +1,9 @@
-"""States that shared memory cannot hold: an error before anything is written, never a signal."""
+"""States that an arena in memory or on a disk cannot hold: an error before anything is written, never a signal."""
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +14,8 @@ from fastckpt._core.memory.presence import evict, signed
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.storage.local.identity import identity
 from fastckpt.ddp import SaveResult, StorageType
-from fastckpt.errors import ArenaTooSmall
-from tests.e2e.ddp.conftest import Ranks, state
+from fastckpt.errors import ArenaTooSmall, ConfigError, NoLoadableCheckpoint
+from tests.e2e.ddp.conftest import Ranks, run_script, state
 from tests.support.live_folders import remove_live
 
 MEBI = 1 << 18
@@ -107,3 +110,69 @@ def test_a_removed_arena_is_created_again_at_the_next_save(tmp_path):
         assert (arena / "identity").read_text() == identity(tmp_path) != "", "a later launch can adopt it"
         assert [process for _, process in signed(arena)] == [Process.current()]
         assert not evict(arena, 0), "it knows of its writer"
+
+
+# --- arenas in files on a disk
+
+WITHOUT_MEMORY = {"FASTCKPT_MEMORY": "off", "FASTCKPT_SHM_DIR": "/dev/shm"}
+KILLED = """
+import os, signal, sys
+from fastckpt.ddp import DdpCheckpointer, StorageType
+checkpointer = DdpCheckpointer(sys.argv[1])
+checkpointer.load_checkpoint()
+if "stored" in sys.argv:
+    checkpointer.save_checkpoint(5, {"step": 5}, storage_type=StorageType.DISK)
+    checkpointer.wait_latest_checkpoint(60)
+checkpointer.save_checkpoint(7, {"step": 7})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_disk_that_is_too_small_for_the_arena_is_refused_with_size_and_limit(small_disk, ranks, monkeypatch):
+    for name, value in (WITHOUT_MEMORY | {"TMPDIR": str(disk := small_disk(64))}).items():
+        monkeypatch.setenv(name, value)
+    (one,) = ranks.start()
+    says = rf"^the disk cannot hold 2 x 40\.1 MiB, 80\.\d MiB in all: the disk under {disk}.*--fast-shm-dir"
+    for act in (lambda: save(one, 1, 40), lambda: one.prepare(state(1, 40 * MEBI))):
+        with pytest.raises(ArenaTooSmall, match=says):
+            act()
+    for step in range(1, 6):  # and one that just fits never ends a process, as a mapping of a full disk would
+        assert save(one, step, 20)
+        assert float(one.load_checkpoint()["weights"].sum()) == step * 20 * MEBI
+    ranks.end()
+
+
+def test_a_tmpfs_or_a_missing_directory_for_arenas_without_memory_is_refused(small_tmpfs, ranks, monkeypatch):
+    monkeypatch.setenv("FASTCKPT_MEMORY", "off")
+    for shm, says in ((None, "is a tmpfs, which is memory"), ("/nowhere", "under /nowhere: No such file or directory")):
+        monkeypatch.setenv("FASTCKPT_SHM_DIR", shm or os.environ["FASTCKPT_SHM_DIR"])
+        with pytest.raises(ConfigError, match=says):
+            ranks.start()
+        ranks.end()
+    monkeypatch.delenv("FASTCKPT_MEMORY")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs(64))], check=True)
+    with pytest.raises(ConfigError, match=r"it cannot be written to\. Name another with --fast-shm-dir"):
+        ranks.start()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_launch_with_memory_tells_of_newer_arenas_on_a_disk(
+    tmp_path, ranks, monkeypatch, said, forked_launchers, is_stored
+):
+    """That is no fresh start. A launch without memory resumes them."""
+    arguments = (str(ranks.directory), *["stored"] * is_stored)
+    run_script(KILLED, tmp_path, *arguments, expected=-signal.SIGKILL, **WITHOUT_MEMORY)
+    (one,) = ranks.start()
+    remedy = f"launch once with --fast-memory --fast-shm-dir {os.environ['TMPDIR']}"
+    if is_stored:
+        assert one.load_checkpoint()["step"] == 5
+        assert "step 7 of history 1 in" in said.text and f"{remedy} to resume it" in said.text
+    else:
+        with pytest.raises(NoLoadableCheckpoint, match=f"step 7 of history 1 in .* {remedy}"):
+            one.load_checkpoint()
+    ranks.end()
+    for name, value in WITHOUT_MEMORY.items():
+        monkeypatch.setenv(name, value)
+    (one,) = ranks.start()
+    assert one.load_checkpoint()["step"] == 7
+    assert one.loaded_from == "memory"

@@ -81,6 +81,7 @@ def later(directory: Path, files: dict[str, Path], world: int = 1) -> None:
 
 class TestLoadedState:
     def test_a_load_from_memory_gives_each_rank_its_own_state_and_random_numbers(self, ranks):
+        """optimizer.load_state_dict keeps the tensors it is given; as views of an image ranks would share them."""
         ranks.start(2)
         torch.manual_seed(1)
         save(ranks, 3, storage_type=MEMORY)
@@ -89,23 +90,19 @@ class TestLoadedState:
         ranks.start_workers(2)
         assert ranks.resume() == [(3, "memory")] * 2
         assert positions(ranks) == [300, 301]
+        first, second = ranks.load()
+        first["weights"].fill_(7)
+        assert torch.equal(second["weights"], state(3)["weights"])
+        assert torch.equal(ranks.load()[0]["weights"], state(3)["weights"])
+        for step in range(4, 10):  # each slot is written to
+            save(ranks, step, storage_type=MEMORY)
+            torch.manual_seed(1)
+        assert torch.equal(second["weights"], state(3)["weights"])
         ranks.end()
         (one,) = ranks.start()
         torch.manual_seed(2)
         one.load_checkpoint()
         assert torch.equal(torch.rand(3), expected)
-
-    def test_loaded_states_share_memory_with_no_slot_and_no_other_rank(self, ranks):
-        """optimizer.load_state_dict keeps the tensors it is given; as views of an image ranks would share them."""
-        ranks.start(2)
-        save(ranks, 1, storage_type=MEMORY)
-        first, second = ranks.load()
-        first["weights"].fill_(7)
-        assert torch.equal(second["weights"], state(1)["weights"])
-        assert torch.equal(ranks.load()[0]["weights"], state(1)["weights"])
-        for step in range(2, 8):  # each slot is written to
-            save(ranks, step, storage_type=MEMORY)
-        assert torch.equal(second["weights"], state(1)["weights"])
 
     def test_loaded_tensors_are_aligned_and_share_storages_as_before(self, ranks):
         (one,) = ranks.start()
@@ -161,12 +158,10 @@ class TestTiers:
         assert not arena.exists()
 
     def test_a_load_prefers_storage_that_is_newer_than_memory(self, ranks, directory):
-        ranks.start(1)
+        (one,) = ranks.start(1)
         save(ranks, 5)
         later(directory, {path.name: path for path in (directory / "checkpoint-5").glob("*.pt")})
-        (loaded,) = ranks.load()
-        assert loaded["step"] == 5
-        assert (ranks.members[0].loaded_step, ranks.members[0].loaded_from) == (9, "storage")
+        assert one.load_checkpoint()["step"] == 5 and (one.loaded_step, one.loaded_from) == (9, "storage")
 
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
     def test_a_load_with_another_number_of_ranks_succeeds(self, ranks, said, before, after):
@@ -193,16 +188,15 @@ def put_pickle(pickled: bytes) -> Callable[[Path], None]:
 
 
 class TestResumePath:
-    def test_resume_path_accepts_a_checkpoint_by_directory_file_and_relative_path(self, ranks, monkeypatch):
+    def test_resume_path_accepts_a_checkpoint_by_directory_and_files_of_torch_save_or_at_a_path_of_the_user(
+        self, ranks, tmp_path, monkeypatch, said
+    ):
         ranks.start(2)
         save(ranks, 1, 2)
         monkeypatch.chdir(ranks.directory)
         for path in (ranks.directory / "checkpoint-1/model.pt", "checkpoint-1"):
             assert ranks.resume(path) == [(1, "storage")] * 2
             assert positions(ranks) == [100, 101]
-
-    def test_resume_path_accepts_a_file_of_torch_save_or_at_a_path_of_the_user(self, ranks, tmp_path, said):
-        ranks.start(2)
         torch.save({"anything": torch.ones(3)}, tmp_path / "theirs.pt")
         assert all(torch.equal(loaded["anything"], torch.ones(3)) for loaded in ranks.load(tmp_path / "theirs.pt"))
         assert "has no state of its own" in said.text
@@ -436,25 +430,20 @@ class TestVerify:
     def soon(self, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 0.05)
 
-    def test_unlike_options_of_ranks_are_refused_on_all_ranks(self, ranks):
+    def test_unlike_options_of_ranks_are_refused_on_all_ranks(self, ranks, monkeypatch):
         """Of unlike directories each would wait for the others' parts, and no checkpoint would ever be whole."""
         ranks.start(2)
         save(ranks, 1)
         session = ranks.members[1]._writer
+        options = dataclasses.replace(session.link.options, remote="s3://bucket/run")
         for holder, name, other, says in (
             (session, "verify", "never", "verify must be the same on all ranks"),
             (session.history, "directory", "/tmp/rank1", "and rank 1 to /tmp/rank1"),
-            (
-                session.link,
-                "options",
-                dataclasses.replace(session.link.options, remote="s3://bucket/run"),
-                "remote must",
-            ),
+            (session.link, "options", options, "remote must"),
         ):
-            kept = getattr(holder, name)
-            setattr(holder, name, other)
-            assert all(says in text for text in ranks.refusals(ConfigError))
-            setattr(holder, name, kept)
+            with monkeypatch.context() as patch:
+                patch.setattr(holder, name, other)
+                assert all(says in text for text in ranks.refusals(ConfigError))
 
     def test_verify_never_compares_sizes_alone(self, ranks):
         ranks.start(2, verify="never")
@@ -552,7 +541,11 @@ class TestRollback:
         assert ranks.resume(old) == [(57, "memory")] * 2
 
     def test_a_new_launch_with_a_rollback_path_goes_back_to_it(self, ranks, old):
-        assert relaunch(ranks) == [100, 100]  # nothing has changed before the first save
+        ranks.load()
+        save(ranks, 101, storage_type=MEMORY)  # which belongs to no rollback
+        self.restart(ranks)
+        assert ranks.resume(old) == [(50, "storage")] * 2
+        assert relaunch(ranks) == [101, 101]  # nothing has changed before the first save
         ranks.load(old)
         save(ranks, 55)
         ranks.end()
@@ -560,24 +553,15 @@ class TestRollback:
         assert ranks.resume(old) == [(50, "storage")] * 2
         assert relaunch(ranks) == [55, 55]  # without a path, the newest history
 
-    def test_saves_after_a_load_without_a_path_belong_to_no_rollback(self, ranks, old):
-        ranks.load()
-        save(ranks, 101, storage_type=MEMORY)
-        self.restart(ranks)
-        assert ranks.resume(old) == [(50, "storage")] * 2
-
     def test_steps_saved_again_after_a_rollback_have_the_bytes_of_the_new_history(self, ranks):
-        def save_all(history: int, *steps: int) -> None:
+        ranks.start(2)
+        for history, steps in ((1, (50, 52, 54)), (2, (52, 54))):
             for step in steps:
                 for rank, member in enumerate(ranks.members):
                     own = {"of": [history, rank]}
                     assert member.save_checkpoint(step, state(step + history / 2), storage_type=DISK, rank_state=own)
                 ranks.members[0].wait_latest_checkpoint(60)
-
-        ranks.start(2)
-        save_all(1, 50, 52, 54)
-        ranks.load(ranks.directory / "checkpoint-50")
-        save_all(2, 52, 54)
+            ranks.load(ranks.directory / "checkpoint-50")
         ranks.end()
         ranks.start(2)
         assert [loaded["weights"][0] for loaded in ranks.load()] == [55.0, 55.0]
@@ -587,3 +571,28 @@ class TestRollback:
             assert torch.load(stored.path_of("model.pt"))["weights"][0] == step + history / 2
             own = [torch.load(stored.path_of(f"rank_{rank}.pt"))["state"]["of"] for rank in (0, 1)]
             assert own == [[history, 0], [history, 1]]
+
+
+class TestForeign:
+    """A directory that something else wrote is no fresh start."""
+
+    def test_a_foreign_checkpoint_is_refused_by_every_rank_with_a_way_to_load_it(self, ranks, directory):
+        """What Flash Checkpoint left."""
+        (directory / "100").mkdir(parents=True)
+        torch.save(state(100), directory / "100/rank_0.pt")
+        (directory / "dlrover_latest.txt").write_text("100")
+        ranks.start(2)
+        one, other = ranks.refusals()
+        assert one == other and "Flash Checkpoint" in one and f"resume_path='{directory}/100/rank_0.pt'" in one
+        loaded = ranks.load(directory / "100/rank_0.pt")
+        assert all(torch.equal(each["weights"], state(100)["weights"]) for each in loaded)
+        save(ranks, 101)
+        assert relaunch(ranks) == [101] * 2, "our own beside it is loaded"
+
+    def test_logs_and_configurations_are_a_fresh_start(self, ranks, directory):
+        for name in ("logs/events.out.tfevents.1", "config.yaml", "train.log", "checkpoint-1/notes.txt"):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).touch()
+        (one,) = ranks.start()
+        assert one.load_checkpoint() == {}
+        assert (one.loaded_step, one.loaded_from, one.rank_state) == (-1, "", {})
