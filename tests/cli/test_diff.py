@@ -90,18 +90,14 @@ def test_diff_compares_whole_numbers_exactly(tmp_path, dtype):
     assert distance(tmp_path, a[1:], b[1:]).max_abs == 1
 
 
-def test_diff_compares_quantized_and_narrow_types(tmp_path):
+def test_diff_compares_sparse_quantized_and_narrow_types(tmp_path):
     with warnings.catch_warnings(action="ignore"):
-        a = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8)
-        b = torch.quantize_per_tensor(torch.arange(4.0), 0.25, 1, torch.qint8)
-    found = differ(tmp_path, {"t": a}, {"t": b})
-    assert [change.what for change in found.changes] == ["value"] and found.tensors["t"].max_abs == 6
-    exact = torch.tensor([1.0, 1.0 + 2**-10])
-    found = differ(tmp_path, {"t": exact}, {"t": exact.bfloat16()})
+        a, b = (torch.quantize_per_tensor(torch.arange(4.0), scale, 1, torch.qint8) for scale in (0.5, 0.25))
+    assert differ(tmp_path, {"t": a}, {"t": b}).tensors["t"].max_abs == 6
+    found = differ(tmp_path, {"t": torch.tensor([1.0, 1.0 + 2**-10])}, {"t": torch.ones(2).bfloat16()})
     assert [(each.what, each.a, each.b) for each in found.changes] == [("type", "float32", "bfloat16")]
     assert found.tensors["t"].max_abs == 2**-10 and found.tensors["t"].differing == 1
-    low, high = torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn), torch.tensor([1.0, 4.0]).to(torch.float8_e4m3fn)
-    assert distance(tmp_path, low, high).max_abs == 2
+    assert distance(tmp_path, *(torch.tensor([1.0, x]).to(torch.float8_e4m3fn) for x in (2.0, 4.0))).max_abs == 2
     assert differ(tmp_path, {"t": torch.eye(2).to_sparse()}, {"t": (2 * torch.eye(2)).to_sparse()}).tensors
 
 

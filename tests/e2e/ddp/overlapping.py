@@ -1,5 +1,6 @@
 """Training whose saves overlap with it: each copy is held until something waits for it, as if it were slow."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,3 +133,13 @@ def assert_right(
         assert (result.saved, result.pending, result.trouble) == (True, step > 1, ""), result
     assert_same(one.load_checkpoint(), wanted)
     assert one.loaded_step == 4
+
+
+def assert_lost(training: Training, said: Any, how: str, why: str) -> None:
+    """Check that the save of step 1 was lost, of which a warning tells, and that the next one is made at once."""
+    (warning,) = [record.message for record in said.records if "overlap with" in record.message]
+    assert re.search(how, warning) and newest(training.one)[0] == 0
+    wanted = reference(training.state())
+    result = training.save(2)
+    assert (result.saved, result.pending, result.skipped) == (True, False, 1) and why in result.trouble
+    assert_same(in_memory(training.one), (2, wanted))

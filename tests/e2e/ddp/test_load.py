@@ -258,27 +258,7 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-HARM = {"flipped": ("model.pt", flip), "a pipe": ("rank_1.pt", pipe)}
-
-
 class TestDamage:
-    @pytest.mark.parametrize("how", HARM)
-    def test_damage_of_the_newest_makes_all_ranks_fall_back_to_the_one_before(self, three, monkeypatch, how):
-        """torch.load of damaged bytes may abort the process: all verify before any loads."""
-        read: list[str] = []
-
-        def noted(path: Path, *args: Any, **options: Any) -> Any:
-            read.append(path.parent.name)
-            return load_copy(path, *args, **options)
-
-        monkeypatch.setattr(ddp, "load_copy", noted)
-        name, harm = HARM[how]
-        harm(three.directory / "checkpoint-3" / name)
-        three.start(2)
-        assert three.resume() == [(2, "storage")] * 2
-        assert positions(three) == [200, 201]
-        assert "checkpoint-3" not in read and len(read) == 4
-
     def test_damage_of_all_checkpoints_is_no_fresh_start_at_any_launch(self, three):
         flip(three.directory / "checkpoint-1" / "model.pt")
         os.truncate(three.directory / "checkpoint-2" / "rank_0.pt", 3)
@@ -298,11 +278,22 @@ class TestQuarantine:
         ranks.start(2, **options)
         return [loaded["step"] for loaded in ranks.load()]
 
-    def test_a_bad_checkpoint_is_quarantined_with_its_reason_and_not_tried_again(self, three, said):
+    def test_a_bad_checkpoint_is_quarantined_with_its_reason_and_neither_read_nor_tried_again(
+        self, three, monkeypatch, said
+    ):
+        """torch.load of damaged bytes may abort the process: all verify before any loads."""
+        read: list[str] = []
+
+        def noted(path: Path, *args: Any, **options: Any) -> Any:
+            read.append(path.parent.name)
+            return load_copy(path, *args, **options)
+
+        monkeypatch.setattr(ddp, "load_copy", noted)
         before = metrics.counts["bad_checkpoints"]
         flip(three.directory / "checkpoint-3" / "rank_1.pt")
         flip(three.directory / "checkpoint-2" / "model.pt")
-        assert self.load(three) == [1, 1]
+        assert self.load(three) == [1, 1] and positions(three) == [100, 101]
+        assert read == ["checkpoint-1"] * 4
         [(aside, why)] = [found for found in quarantined(three) if "rank_1.pt" in found[1]]
         assert "rank_1.pt is damaged: its xxh3-128" in why and (aside / "model.pt").exists()
         assert not (three.directory / "checkpoint-3").exists()
@@ -312,6 +303,10 @@ class TestQuarantine:
         said.clear()
         assert relaunch(three) == [1, 1]
         assert "not resumed" not in said.text and len(quarantined(three)) == 2
+        save(three, 4)
+        three.end()
+        pipe(three.directory / "checkpoint-4" / "rank_1.pt")
+        assert self.load(three) == [1, 1]
 
     def test_a_checkpoint_that_is_whole_but_does_not_load_is_not_quarantined(self, three, monkeypatch, said):
         """That may be the script's fault: what it needs is not there any more, say. The same holds of memory."""

@@ -125,10 +125,12 @@ def lose_memory(nodes: Nodes) -> None:
         remove_live(arena)
 
 
-def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes):
-    for step in (1, 2):
-        nodes.save(step, 0, 1)
+def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes, tmp_path):
+    path = tmp_path / "user/model.pt"
+    for step, where in ((1, ""), (2, str(path)), (3, str(path))):
+        nodes.save(step, 0, 1, path=where)
         assert nodes.wait(0, 1) == [step, step]
+        assert torch.load(where or nodes.directory / "checkpoint-1/model.pt", weights_only=True)["step"] == step
     place = nodes.directory / "checkpoint-1"
     assert {path.name for path in place.iterdir()} == {"model.pt", "rank_0.pt", "rank_1.pt", "manifest.json"}
     assert torch.equal(torch.load(place / "model.pt", weights_only=True)["weights"], state(1)["weights"])
@@ -136,7 +138,7 @@ def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes
     assert own == [{"position": 100}, {"position": 101}]
     assert not is_ahead(nodes)
     for _ in range(2):
-        assert nodes.resume() == [(2, "storage")] * 2
+        assert nodes.resume() == [(3, "storage")] * 2
         relaunch(nodes)
     assert nodes.resume(place) == [(1, "storage")] * 2
 
@@ -160,15 +162,6 @@ def test_the_first_rank_alone_searches_storage_and_each_node_reads_one_manifest(
     assert sorted(step for step in steps if step != ".fastckpt") == [f"checkpoint-{step}" for step in (1, 2, 3, 4, 4)]
     looks = {calls.made["stat", f"{nodes.directory}/checkpoint-2/rank_{rank}.pt"] for rank in range(6)}
     assert looks == {1} and calls.made.total() <= 4 * (6 + 1 + 3) + 6 * 20
-
-
-def test_a_checkpoint_of_two_nodes_at_a_path_of_the_user_loads(nodes, tmp_path):
-    path = tmp_path / "user/model.pt"
-    for step in (1, 2):
-        nodes.save(step, 0, 1, path=str(path))
-        assert nodes.wait(0, 1) == [step, step]
-        assert torch.load(path, weights_only=True)["step"] == step
-    assert nodes.resume() == [(2, "storage")] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -14,7 +14,7 @@ from fastckpt._core.memory import slots
 from fastckpt._core.saver import server
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import AgentLost, ConfigError, FastckptError, NotLoadable
-from tests.e2e.ddp.conftest import Ranks, on_storage, state, until
+from tests.e2e.ddp.conftest import Ranks, on_storage, state
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
@@ -79,16 +79,6 @@ class TestSkippedSaves:
         for member in (first, second):
             assert member.save_checkpoint(6, state(6), storage_type=MEMORY)
         assert [loaded["step"] for loaded in ranks.load()] == [6, 6]
-
-    def test_a_rank_that_has_closed_keeps_no_slot_occupied(self, ranks):
-        first, second = ranks.start(2)
-        for member in (first, second):
-            assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
-        assert first.save_checkpoint(2, state(2), storage_type=MEMORY)
-        assert first.save_checkpoint(3, state(3), storage_type=MEMORY)
-        second.close()
-        steps = iter(range(4, 10**6))
-        until(lambda: bool(first.save_checkpoint(next(steps), state(9), storage_type=MEMORY)), "a save")
 
     def test_a_save_waits_for_a_rank_that_has_yet_to_create_its_checkpointer(self, ranks):
         """The first rank saves before the second has made its checkpointer: no checkpoint lacks a rank."""
