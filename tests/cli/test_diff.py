@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fastckpt._core.inspect import values
-from fastckpt._core.inspect.diff import Difference, Distance, diff_files
+from fastckpt._core.inspect.diff import BitDistance, Difference, Distance, diff_files
 from fastckpt._core.inspect.inventory import InventoryFile
 from tests.cli import harm
 
@@ -136,3 +136,13 @@ def test_the_distance_of_tensors_is_that_of_numpy(tmp_path, monkeypatch, block, 
         assert (got.count, got.differing, got.nans) == (tensor.numel(), *wanted[:2])
         assert got.max_abs == pytest.approx(wanted[2], rel=1e-15, abs=0)
         assert (name in found.tensors) == (wanted[0] > 0)
+
+
+def test_a_comparison_of_bits_counts_what_is_equal_as_a_number():
+    ours, theirs = torch.tensor([0.0, 1.0, torch.nan, 2.0]), torch.tensor([-0.0, 1.0, torch.nan, 3.0])
+    theirs.view(torch.int32)[2] += 1
+    for kind, differing in ((Distance, 1), (BitDistance, 3)):
+        found = kind()
+        found.add(ours, theirs)
+        found.add(ours, ours.clone())
+        assert (found.count, found.differing, found.nans, found.max_abs) == (8, differing, 0, 1.0)

@@ -3,10 +3,7 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -264,25 +261,16 @@ def test_a_plan_of_a_script_measures_it_and_leaves_nothing(fastckpt, tmp_path):
     assert list(shm.iterdir()) == []
 
 
-@pytest.mark.campaign
-def test_a_plan_that_is_ended_ends_its_script_and_leaves_nothing(tmp_path):
-    out, shm = tmp_path / "out", Path(os.environ["FASTCKPT_SHM_DIR"])
-    program = "from fastckpt_run.cli import main; main()"
-    command = [sys.executable, "-c", program, "plan", "--", str(SCRIPT), "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as plan:
-        end = time.monotonic() + 120
-        while not list(out.glob("checkpoint-*")):
-            assert plan.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-        plan.send_signal(signal.SIGTERM)
-        said, _ = plan.communicate(timeout=180)
-    assert plan.returncode == 128 + signal.SIGTERM and not said
-    assert not out.exists() and list(shm.iterdir()) == []
-
-
-def test_a_script_that_ends_before_a_save_is_an_error_with_its_last_lines(fastckpt, tmp_path):
-    (tmp_path / "fails.py").write_text("raise SystemExit('no data: give some')")
-    said = fastckpt("plan", "--", tmp_path / "fails.py")
-    assert said.code == 2 and not said.out
-    assert "ended before its first save" in said.err and "no data: give some" in said.err
+@pytest.mark.parametrize(
+    ("program", "code", "told"),
+    [
+        ("raise SystemExit('no data: give some')", 2, ("ended before its first save", "no data: give some")),
+        ("import os, sys, time; os.kill(int(sys.argv[1]), 15); time.sleep(600)", 128 + signal.SIGTERM, ()),
+    ],
+    ids=["the script ends", "the plan is ended"],
+)
+def test_a_plan_without_a_save_ends_its_script_and_leaves_nothing(fastckpt, tmp_path, program, code, told):
+    (tmp_path / "script.py").write_text(program)
+    said = fastckpt("plan", "--", tmp_path / "script.py", os.getpid())
+    assert said.code == code and not said.out and all(text in said.err for text in told)
     assert list(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir()) == []

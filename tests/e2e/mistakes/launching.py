@@ -1,6 +1,5 @@
 """Mistakes with the environment, the launcher, and who takes part."""
 
-import tempfile
 from pathlib import Path
 
 from fastckpt_run.main import main
@@ -44,11 +43,3 @@ def memory_on_a_disk(scene: Scene) -> None:
     disk.mkdir(mode=0o700)
     scene.has(FASTCKPT_SHM_DIR=disk)
     save(scene.directory)
-
-
-@answered(SystemExit, "no such script: trian.py | no file | give")
-def script_typo(scene: Scene) -> None:
-    folder = str(Path(scene.directory).parent)  # torch makes directories, and handles signals
-    scene.environment.setattr(tempfile, "tempdir", folder)
-    scene.has(TORCHELASTIC_SIGNALS_TO_HANDLE="")
-    main(["trian.py"])

@@ -18,9 +18,9 @@ CALLED: list[Callable[[], object]] = []
 """What a forked process calls: it inherits it."""
 
 
-def offload_to(scene: Scene, **options: Any) -> ActivationOffload:
+def offload_to(scene: Scene) -> ActivationOffload:
     Path(scene.directory).mkdir(exist_ok=True)
-    return ActivationOffload(Path(scene.directory), **({"budget": "4MiB"} | options))
+    return ActivationOffload(Path(scene.directory), budget="4MiB")
 
 
 def loss_of(around: Any) -> torch.Tensor:
@@ -67,11 +67,6 @@ mistakes(
 @answered(WARNING, "is in memory | frees none | choose an SSD")
 def scratch_in_memory(scene: Scene) -> None:
     ActivationOffload(scene.mount(16 << 20))
-
-
-@answered(TypeError, "'buget' | return_memory | did you mean 'budget'?")
-def offload_keyword_typo(scene: Scene) -> None:
-    offload_to(scene, buget="4GiB")
 
 
 @answered(FastckptError, "entered in two threads | one forward alone | make one for each thread")

@@ -212,11 +212,11 @@ def by_hsdp(folder: Path, *, unlike: bool) -> None:
 
 def by_folder(folder: Path, *, unlike: bool) -> None:
     """As Accelerate, DeepSpeed and Trainer, which save an optimizer's state from one rank."""
-    model = nn.Linear(7, 5)
+    model = nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5))
     optimizer = Divided(model.parameters()) if unlike else torch.optim.SGD(model.parameters(), momentum=0.9)
     with FolderCheckpointer(folder, RequiredFiles("model.pt", "model.pt")) as checkpointer:
         checkpointer.find()
-        model(torch.ones(4, 7)).square().mean().backward()
+        model(torch.randn(4, 7)).square().mean().backward()
         optimizer.step()
         checkpointer.compare(1, [model], [optimizer], None)
 
