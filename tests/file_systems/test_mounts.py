@@ -15,14 +15,15 @@ from fastckpt._core.io.file_system import FileSystem, file_system_of
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.layout import Layout
 from fastckpt.errors import ConfigError, PersistError
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.file_systems import operations
-from tests.file_systems.kills import survive
 from tests.file_systems.mounts import (
     FILE_SYSTEMS,
     Mount,
     Mounted,
+    Unavailable,
     mounted,
     on_device,
     own_fuse,
@@ -30,12 +31,58 @@ from tests.file_systems.mounts import (
     unmount,
     version_of,
 )
-from tests.file_systems.table import record
+from tests.file_systems.table import PAGE, record, results, table
 from tests.support.live_folders import remove_live
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
+from tests.unit._core.storage.conftest import fast_path  # noqa: F401 (a fixture)
+from tests.unit._core.storage.killed import Act, killed_at_each
 
 PLACE = RankInfo()
 SAVE, NEXT = SaveId(1, 1), SaveId(1, 2)
+
+
+OLDER, OLD, NEW, LAST = SaveId(0, 6), SaveId(0, 7), SaveId(1, 7), SaveId(1, 8)
+
+
+def prepare(directory: CheckpointDirectory) -> None:
+    directory.path.mkdir(parents=True)
+    publish(directory, OLDER)
+    publish(directory, OLD)
+
+
+def act(directory: CheckpointDirectory) -> None:
+    """Publish over a checkpoint of the same step, and delete another."""
+    publish(directory, NEW)
+    directory.delete(OLDER)
+
+
+def let_time_pass(directory: CheckpointDirectory) -> None:
+    """Two hours since a writer was killed: without locks, a sweep believes no writer dead any sooner."""
+    private = directory.path / ".fastckpt"
+    for draft in (*private.glob("tmp-*"), *private.glob("dropped-*")):
+        for path in (draft, *draft.rglob("*")):
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 7200))
+
+
+def survive(folder: Path, stride: int, prepare: Act = prepare) -> int:
+    """Kill before every so many of the operations; how often. What is there is always old or new, and whole."""
+    kills = 0
+    for directory, killed in killed_at_each(folder, prepare, act, stride):
+        kills += killed
+        found = assert_sound(CheckpointDirectory(directory.path))
+        assert found[0] == NEW or (killed and found == [OLD, OLDER]), found
+        let_time_pass(directory)
+        directory.sweep()
+        assert assert_sound(directory)[0] == found[0]
+        publish(directory, LAST)
+        assert assert_sound(directory)[0] == LAST
+        directory.sweep()
+        if Layout(directory.path).has_locks():
+            assert_clean(directory)
+        else:  # what made way counts still, and is deleted in its turn
+            kinds = {path.name.partition("-")[0] for path in (directory.path / ".fastckpt").iterdir()}
+            assert not kinds & {"tmp", "dropped", "parts"}, kinds
+    return kills
 
 
 @pytest.fixture
@@ -56,6 +103,32 @@ def test_a_publication_killed_anywhere_leaves_the_old_or_the_new(
     make_ready(str(path / "checkpoints"), PLACE)
     assert os.listdir(path / "checkpoints") == []
     assert survive(path / "killed", stride=25) >= 2
+
+
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.campaign)])
+def test_over_what_came_with_an_image_a_publication_killed_anywhere_leaves_the_old_or_the_new(
+    fast_path: Path,  # noqa: F811
+    mounting: ExitStack,
+    stride: int,
+) -> None:
+    """On an overlay at the path of the image's files, as in a container."""
+
+    def as_image(directory: CheckpointDirectory) -> None:
+        prepare(directory)
+        lower, *layers = (directory.path.parent.with_name(name) for name in ("root", "upper", "work"))
+        for layer in layers:
+            layer.mkdir()
+        options = "lowerdir={},upperdir={},workdir={}".format(lower, *layers)
+        run("mount", "-t", "overlay", "overlay", "-o", options, lower)
+        mounting.callback(unmount, lower)
+        with pytest.raises(OSError) as refused:  # else redirect_dir is on
+            (directory.path / "checkpoint-6").rename(directory.path / "checkpoint-70")
+        assert refused.value.errno == errno.EXDEV
+
+    try:
+        assert survive(fast_path, stride, as_image) >= 2
+    except Unavailable as missing:
+        pytest.skip(f"no overlay can be mounted here: {missing}")
 
 
 def test_a_file_system_that_tears_directories_is_refused_by_its_name(fuse: Mounted) -> None:
@@ -264,3 +337,8 @@ def test_on_each_file_system_jobs_that_are_killed_resume_from_memory_and_from_st
     for rank in (0, 1):
         assert job.losses(rank) == uninterrupted().losses(rank)
     record(name, **{"kills in a publication": kills, "jobs killed": len(resumes)})
+
+
+def test_the_table_of_the_page_is_what_was_recorded() -> None:
+    assert {result["name"] for result in results()} == set(FILE_SYSTEMS)
+    assert table() + "\n" in PAGE.read_text(), "python -m tests.file_systems.table"

@@ -41,6 +41,7 @@ def training() -> State:
     model = OrderedDict(a=torch.randn(3, 3), b=torch.nn.Parameter(torch.randn(4, 4)), first=whole[:2], last=whole[2:])
     model["square"] = torch.randn(5, 5)
     model["wave"] = torch.randn(3, dtype=torch.complex64)
+    vars(model.setdefault("marked", torch.ones(2))).update(one="x", two=True)
     model._metadata = OrderedDict([("", {"version": 1}), ("layer", {"version": 2})])  # type: ignore[attr-defined]
     moments = {i: {"step": torch.tensor(1.0), "exp_avg": torch.randn(3, 3)} for i in range(3)}
     betas = (0.9, 0.999)
@@ -93,82 +94,70 @@ def moments(state: State) -> Any:
     return state["optimizer"]["state"]
 
 
+def marks(state: State) -> Any:
+    """The attributes of a tensor."""
+    return vars(state["model"]["marked"])
+
+
 NOTICED: dict[str, Callable[[State], Any]] = {
+    "an attribute gone": lambda s: marks(s).clear(),
+    "another value of an attribute": lambda s: marks(s).update(one="y"),
+    "a value of an attribute that equals it": lambda s: marks(s).update(two=1),
+    "another name of an attribute": lambda s: renamed(marks(s), "one", "three"),
+    "attributes in another order": lambda s: moved(marks(s), "one"),
+    "one more attribute": lambda s: marks(s).update(three=None),
     "a key added": lambda s: s["model"].update(extra=torch.ones(2)),
     "a key gone": lambda s: s["model"].pop("a"),
     "a key renamed": lambda s: renamed(s["leaves"], "step", "steps"),
     "a key that equals another of its type": lambda s: renamed(moments(s), 1, True),
     "a key that is a float": lambda s: renamed(moments(s), 0, -0.0),
     "a dict in another order": lambda s: moved(s["leaves"], "step"),
-    "a dict of dicts in another order": lambda s: moved(moments(s), 0),
-    "an OrderedDict in another order": lambda s: s["model"].move_to_end("b"),
     "an OrderedDict in another order of equal layouts": lambda s: s["model"].move_to_end("first"),
-    "a dict in place of an OrderedDict": lambda s: s.update(model=dict(s["model"])),
     "an OrderedDict in place of a dict": lambda s: s.update(leaves=OrderedDict(s["leaves"])),
     "a subclass of dict": lambda s: s.update(leaves=Bag(s["leaves"])),
     "a tuple in place of a list": lambda s: groups(s)[0].update(params=(0, 1)),
     "a named tuple in place of a tuple": lambda s: groups(s)[0].update(betas=Pair(0.9, 0.999)),
     "a longer list": lambda s: groups(s)[1]["params"].append(3),
     "an item that went to the next list": lambda s: set_aside(groups(s)[0]["params"], -1, groups(s)[1]["params"]),
-    "an entry that went to the next dict": lambda s: set_aside(moments(s)[0], "exp_avg", moments(s)[1]),
     "an attribute of a state dict": lambda s: setattr(s["model"], "note", "x"),
     "no attributes of a state dict": lambda s: delattr(s["model"], "_metadata"),
     "another version in the metadata": lambda s: s["model"]._metadata["layer"].update(version=2.0),
-    "an entry in the metadata": lambda s: s["model"]._metadata.update(more={"version": 1}),
     "metadata in another order": lambda s: s["model"]._metadata.move_to_end(""),
     "one container that became two": lambda s: groups(s)[0].update(betas=tuple([0.9, 0.999])),
     "two containers that became one": lambda s: moments(s).update({1: moments(s)[2]}),
     "an int that became a float": lambda s: s["leaves"].update(step=7.0),
     "an int that became a bool": lambda s: s["leaves"].update(step=True),
-    "a bool that became an int": lambda s: s["leaves"].update(flag=1),
     "a bool that became another": lambda s: s["leaves"].update(flag=False),
     "an int beyond 64 bits": lambda s: s["leaves"].update(step=1 << 63),
     "a large int that became small": lambda s: s["leaves"].update(large=3),
-    "another large int": lambda s: s["leaves"].update(large=1 << 71),
-    "none that became false": lambda s: s["leaves"].update(none=False),
     "a text": lambda s: s["leaves"].update(text="y"),
-    "a text that became bytes": lambda s: s["leaves"].update(text=b"x"),
     "a dtype": lambda s: s["leaves"].update(dtype=torch.float64),
-    "a device": lambda s: s["leaves"].update(device=torch.device("meta")),
     "a size": lambda s: s["leaves"].update(size=torch.Size([3, 2])),
-    "a tuple in place of a size": lambda s: s["leaves"].update(size=(2, 3)),
     "a number that became a tensor": lambda s: s["leaves"].update(step=torch.tensor(7)),
     "an object": lambda s: s["leaves"].update(text={1, 2}),
     "a complex number": lambda s: s["leaves"].update(step=complex(0.0, -0.0)),
     "dtype in place": lambda s: put(s["model"]["a"], s["model"]["a"].data.double()),
     "an equally large dtype in place": lambda s: put(s["model"]["a"], s["model"]["a"].data.view(torch.int32)),
-    "shape in place": lambda s: s["model"]["a"].resize_(9),
     "strides in place": lambda s: s["model"]["square"].t_(),
-    "a dimension of one more": lambda s: s["model"]["a"].unsqueeze_(0),
     "offset in place": lambda s: over(s["model"]["first"], s["model"]["last"], 1),
-    "requires_grad": lambda s: s["model"]["a"].requires_grad_(True),
     "requires_grad without grad mode": lambda s: without_grad_mode(s["model"]["a"]),
     "requires_grad no more": lambda s: without_grad_mode(s["model"]["b"]),
     "a larger storage": lambda s: s["model"]["a"].untyped_storage().resize_(100),
     "a tensor in a larger storage": lambda s: s["model"].update(a=torch.randn(4, 3)[:3]),
     "a storage shared with another": lambda s: over(moments(s)[0]["exp_avg"], s["model"]["a"]),
-    "a storage that is not shared any more": lambda s: over(s["model"]["last"], torch.randn(16), 8),
     "another pair that shares": lambda s: s["model"].update(first=s["model"]["last"], last=s["model"]["first"]),
     "a parameter in place of a tensor": lambda s: s["model"].update(a=torch.nn.Parameter(s["model"]["a"], False)),
-    "a tensor in place of a parameter": lambda s: s["model"].update(b=s["model"]["b"].detach().requires_grad_()),
     "a class in place": lambda s: setattr(s["model"]["b"], "__class__", torch.Tensor),
     "tensors that are swapped": lambda s: swap_tensors(s["model"]["a"], moments(s)[0]["step"]),
-    "a subclass of tensor": lambda s: s["model"].update(a=s["model"]["a"].as_subclass(Marked)),
-    "a sparse tensor": lambda s: s["model"].update(a=s["model"]["a"].to_sparse()),
     "a subclass in place": lambda s: setattr(s["model"]["a"], "__class__", Marked),
-    "a conjugate": lambda s: s["model"].update(wave=s["model"]["wave"].conj()),
     "a conjugate in place": lambda s: put(s["model"]["wave"], s["model"]["wave"].conj()),
     "a negative": lambda s: s["model"].update(a=torch.randn(3, 3, dtype=torch.complex64).conj().imag),
     "an attribute": lambda s: setattr(s["model"]["a"], "tag", "mine"),
-    "an attribute that is no text": lambda s: setattr(s["model"]["a"], "tag", 1),
     "a nested tensor": lambda s: s["model"].update(a=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
     "a sparse tensor in rows": lambda s: s["model"].update(a=s["model"]["a"].to_sparse_csr()),
     "a sparse tensor of that layout, in place": lambda s: swap_tensors(s["model"]["a"], torch.eye(3).to_sparse()),
     "a quantized tensor": lambda s: s["model"].update(a=quantized(s["model"]["a"])),
-    "a buffer": lambda s: s["model"].update(a=torch.nn.Buffer(torch.ones(2))),
-    "a tensor without elements": lambda s: s["model"].update(a=torch.empty(0, 3)),
     "a long text": lambda s: s["leaves"].update(text="x" * (MAX_COMMENT + 5)),
-    "no tensor": lambda s: s["model"].update(a=None),
     "nothing": lambda s: s.clear(),
 }
 SEEN: dict[str, Callable[[State], Any]] = {
@@ -241,14 +230,14 @@ def assert_as_taken_apart(known: KnownStructure, before: list[Any], state: Any) 
 @pytest.mark.parametrize("change", NOTICED)
 def test_a_change_of_the_structure_is_noticed_and_saved_as_torch_saves_it(baker: Baker, change: str) -> None:
     state = training()
-    known = known_of(state)
+    known, shape = known_of(state), Structure(state).shape
+    assert assert_as_taken_apart(known, shape, state)
     for _ in range(3):
         check(baker, state)
     NOTICED[change](state)
     assert known.match(state) is None
-    for _ in range(2):
-        check(baker, state)
-    check(baker, training())
+    for each in (state, state, training()):
+        check(baker, each)
 
 
 @pytest.mark.parametrize("change", SEEN)
@@ -260,29 +249,6 @@ def test_a_change_of_contents_matches_and_is_saved(baker: Baker, change: str) ->
     SEEN[change](state)
     assert assert_as_taken_apart(known, shape, state)
     check(baker, state)
-
-
-MARKS: dict[str, Callable[[torch.Tensor], Any]] = {
-    "gone": lambda t: vars(t).clear(),
-    "another value": lambda t: vars(t).update(one="y"),
-    "a value that equals it": lambda t: vars(t).update(two=1),
-    "another name": lambda t: renamed(vars(t), "one", "three"),
-    "another order": lambda t: moved(vars(t), "one"),
-    "one more": lambda t: vars(t).update(three=None),
-}
-
-
-def test_a_change_of_a_tensors_attributes_is_noticed(baker: Baker) -> None:
-    for change in MARKS.values():
-        state = training()
-        vars(state["model"]["a"]).update(one="x", two=True)
-        known, shape = known_of(state), Structure(state).shape
-        for _ in range(3):
-            check(baker, state)
-        assert assert_as_taken_apart(known, shape, state)
-        change(state["model"]["a"])
-        assert known.match(state) is None
-        check(baker, state)
 
 
 def test_what_does_not_compare_or_is_not_in_plain_memory_does_not_match() -> None:

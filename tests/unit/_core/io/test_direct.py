@@ -40,9 +40,7 @@ def place(request, tmp_path, memory):
     return tmp_path if request.param == "disk" else memory
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, 511, 512, 4095, 4096, 4097, MiB - 1, MiB, MiB + 1, 7 * MiB + 5, BLOCK + MiB + 1]
-)
+@pytest.mark.parametrize("size", [0, 1, 511, 4096, 4097, MiB - 1, MiB, 7 * MiB + 5, BLOCK + MiB + 1])
 def test_copied_files_are_equal(place, tmp_path, memory, size, monkeypatch):
     if size < BLOCK:
         monkeypatch.setattr(direct, "BLOCK", MiB)
@@ -56,7 +54,6 @@ def test_copied_files_are_equal(place, tmp_path, memory, size, monkeypatch):
 SIZES = {
     "beyond 4 GiB": (4 * GiB + 3 * MiB + 5, (0, 4 * GiB - 4100, 4 * GiB - 5, 4 * GiB + MiB, 4 * GiB + 3 * MiB - 15)),
     "ends in holes": (BLOCK + MiB + 7, (5000, BLOCK - 4)),
-    "begins with a hole": (3 * MiB, (3 * MiB - 20,)),
     "nothing but a hole": (BLOCK + 4097, ()),
     "every other sector": (2 * MiB + 1, range(0, 2 * MiB, 8192)),
 }

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.report import goodput as g
+from fastckpt._core.report import goodput_meter
 from fastckpt._core.report.events import parsed
+from fastckpt._core.report.goodput_meter import GoodputMeter
 from fastckpt._core.report.report import Report, incidents, report
 from fastckpt_run.views import report_text
 from tests.unit._core.report.stories import Story
@@ -53,7 +56,20 @@ def hung() -> Story:
     return story.starts(102, 103, 104, 105).loads(106, 1, step=15).trains(116, 10).finishes(116, 116)
 
 
+def killed_twice() -> Story:
+    story = failed(started().trains(20, 10, stalled=1)).trains(40, 5).trains(45, 10)
+    return story.dies(46).stops(46).starts(47, 48, 49, 50).loads(51, 1, 20).finishes(52, 53)
+
+
 COURSES = {
+    "a job that is killed twice": Course(killed_twice, kinds=("died", "died")),
+    "a job that fails": Course(
+        lambda: started().trains(30, 20).dies(31).stops(32).at(40, "job_ended", outcome="failed", seconds=40),
+        kinds=("died",),
+    ),
+    "a job that loads nothing": Course(
+        lambda: Story().starts(1, 2, 5, 8).trains(30, 20).finishes(31, 32), steps=(20, 0)
+    ),
     "an uninterrupted job": Course(
         lambda: started().trains(30, 20, stalled=2, beat=29).finishes(31, 33),
         START | {"useful": 17, "stall": 2, "end": 4},
@@ -89,9 +105,27 @@ COURSES = {
 }
 
 
+def follow(story: Story) -> list[tuple[dict[str, int], int]]:
+    """The time by cause, and the age, after each event and half a second later."""
+    meter, found = GoodputMeter(), list[tuple[dict[str, int], int]]()
+    for line in story.lines:
+        event = json.loads(line)
+        meter.follow(event)
+        for later in (0, 500_000_000):
+            measured = meter.measure(round(event["monotonic"] * 1e9) + later)
+            found.append((dict(measured.by_cause), measured.age))
+    return found
+
+
 @pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 def test_a_report_attributes_time_steps_and_failures(course: Course):
-    found = report([course.story().log])
+    """And the measured time of the running launch grows up to that of the report."""
+    story = course.story()
+    found, measured = report([story.log]), follow(story)
+    for (before, _), (now, age) in pairwise(measured):
+        assert all(before[cause] <= now[cause] for cause in g.CAUSES), now
+        assert sum(now.values()) <= age
+    assert measured[-2] == (dict(found.lost), found.total)
     spent = seconds(found)
     assert not course.whole or spent == course.whole
     assert {cause: spent.get(cause) for cause in course.among} == course.among
@@ -200,6 +234,29 @@ def test_a_report_of_nodes_whose_ranks_change_counts_steps_once():
     assert [[placed.launch.pid for placed in chain] for chain in found.nodes.values()] == [[10], [11, 12]]
 
 
+def often(restarts: int) -> Story:
+    """Each attempt repeats 5 of its 15 steps; every third is stopped for another node."""
+    story, step, now = started().trains(30, 20, stalled=2), 20, 31.0
+    for number in range(restarts):
+        story = story.stops(now) if number % 3 else story.dies(now).stops(now + 0.5)
+        story = story.starts(now + 1, now + 2, now + 3, now + 4).loads(now + 5, 1, step=step - 5)
+        step, now = step + 10, now + 20
+        story.trains(now - 10, 5).trains(now, 15, stalled=0.5)
+    return story.finishes(now, now + 1)
+
+
+def test_rounds_of_long_ago_are_summed_up_and_the_time_is_that_of_the_report(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(goodput_meter, "KEPT", 4)
+    story, meter, most = often(40), GoodputMeter(), 0
+    for line in story.lines:
+        meter.follow(json.loads(line))
+        most = max(most, len(next(iter(meter._courses.values())).launch.rounds))
+    measured, whole = meter.measure(round(json.loads(story.lines[-1])["monotonic"] * 1e9)), report([story.log])
+    assert most <= 2 * goodput_meter.KEPT + 1
+    assert (dict(measured.by_cause), measured.age) == (dict(whole.lost), whole.total)
+    assert measured.steps == whole.steps and dict(measured.failures) == {"died": 14, "elsewhere": 26}
+
+
 # --- whatever a log says
 
 
@@ -239,7 +296,7 @@ def logs(draw) -> list:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(logs())
 def test_causes_in_a_report_add_up_to_the_total_time(found):
     whole = report(found)
@@ -268,7 +325,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), FIELDS, VALUES), max_size=12), st.integers(0, 2**32))
 def test_invalid_events_in_a_log_do_not_fail_the_report(changes, seed):
     lines = failed(started()).trains(45, 10).finishes(45, 46).lines

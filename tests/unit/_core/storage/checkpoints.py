@@ -8,7 +8,9 @@ from fastckpt._core.format.manifest import JSON
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.part_files import Contribution
+from fastckpt._core.storage.local.scan import Scan
 from fastckpt._core.storage.share import Share
+from fastckpt._core.storage.store import Store
 
 
 def images(path: Path, id: SaveId) -> dict[str, Path]:
@@ -45,26 +47,26 @@ def contribute(directory: CheckpointDirectory, id: SaveId, share: Share) -> Cont
     return directory.contribute(PublishRequest(id, images, world_size=share.nodes, details=details), share)
 
 
-def ids(directory: CheckpointDirectory) -> list[SaveId]:
-    return [stored.id for stored in directory.checkpoints()]
+def ids(store: Store) -> list[SaveId]:
+    return [stored.id for stored in store.checkpoints()]
 
 
-def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
+def assert_sound(directory: CheckpointDirectory, scan: Scan | None = None) -> list[SaveId]:
     """Every checkpoint that counts is what was saved under its id; returns the ids, newest first."""
-    found = directory.checkpoints()
-    for stored in found:
+    scan = scan or directory.scan()
+    for stored in scan.whole:
         directory.verify(stored)
         assert stored.path_of("model.pt").read_bytes().startswith(b"%d.%d model." % stored.id)
         assert stored.path_of("rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
         names = {entry.name for entry in stored.manifest.files}
         assert {f"rank_{rank}.pt" for rank in range(stored.manifest.world_size)} <= names or "empty" in names
-    assert directory.scan().damaged == [], directory.scan().damaged
-    return [stored.id for stored in found]
+    assert scan.damaged == [], scan.damaged
+    return [stored.id for stored in scan.whole]
 
 
-def assert_named(directory: CheckpointDirectory, *, is_over: bool = True) -> None:
+def assert_named(scan: Scan, *, is_over: bool = True) -> None:
     """The path that was named for the newest checkpoint has its model, or a whole one if its writer was killed."""
-    for stored in directory.checkpoints()[:1]:
+    for stored in scan.whole[:1]:
         if is_over and stored.target:
             assert stored.target.is_file()
             assert stored.target.read_bytes() == stored.path_of("model.pt").read_bytes()

@@ -1,21 +1,31 @@
-"""A place for the many small checkpoints of these tests, and processes that are killed at work on them."""
+"""A place for the many small checkpoints of these tests, and processes that work on them together."""
 
-import itertools
 import os
 import shutil
-import signal
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests.unit._core.storage.crasher import die_at_operation, die_at_phase
 from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
-Act = Callable[[CheckpointDirectory], object]
+
+class Plain(LocalFileSystem):
+    """Some other file system that fsspec opens: files in directories, and no multipart uploads.
+
+    It makes nothing exclusively but directories.
+    """
+
+    protocol = "plain"
+
+
+fsspec.register_implementation("plain", Plain, clobber=True)
 
 
 @pytest.fixture
@@ -31,6 +41,19 @@ def directory(fast_path: Path) -> CheckpointDirectory:
     return CheckpointDirectory(fast_path / "dir")
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB; skips where mounting is not permitted."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """Without root's right to read and write everything."""
@@ -42,37 +65,6 @@ def as_nobody() -> Iterator[None]:
     finally:
         if root:
             os.seteuid(0)
-
-
-def killed(directory: CheckpointDirectory, act: Act, *, phase: str = "", operation: int = 0) -> bool:
-    """Do something in a child that kills itself at a phase or before a file operation; whether it came to that."""
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            if phase:
-                die_at_phase(phase)
-            if operation:
-                die_at_operation(operation, str(directory.path))
-            act(CheckpointDirectory(directory.path))
-            code = 0
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL)
-    return status != 0
-
-
-def killed_at_each(folder: Path, prepare: Act, act: Act, least: int) -> Iterator[tuple[CheckpointDirectory, bool]]:
-    """Prepared directories in which something was killed before each of its file operations; at last it was not."""
-    for operation in itertools.count(1):
-        directory = CheckpointDirectory(folder / str(operation) / "dir")
-        prepare(directory)
-        was_killed = killed(directory, act, operation=operation)
-        yield directory, was_killed
-        if not was_killed:
-            break
-        shutil.rmtree(directory.path.parent)
-    assert operation > least
 
 
 def at_once(count: int, act: Callable[[int], str]) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.format import manifest as module
@@ -47,6 +47,7 @@ def test_save_ids_are_ordered_by_history_first_and_invalid_ones_refused():
             SaveId.from_json(value)
 
 
+@settings(max_examples=40)
 @given(manifests, st.sampled_from(["", "/data/ckpt.pt", "ckpt.pt", "sub/ckpt.pt"]))
 def test_manifests_survive_a_round_trip_as_json(manifest, target):
     if target:

@@ -135,7 +135,7 @@ def test_a_path_in_the_checkpoints_own_directory_is_one_more_name_of_the_model_t
     directory.delete(SaveId(0, 7))
     assert assert_sound(directory) == [(1, 9), (1, 8)] and directory.sweep() == []
     assert sorted(path.name for path in directory.path.glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-9"]
-    assert_named(directory)
+    assert_named(directory.scan())
     assert_clean(directory)
 
 

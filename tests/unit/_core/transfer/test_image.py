@@ -1,15 +1,18 @@
-"""Mapped images and forks: children have none of them, and harm nobody by that."""
+"""Mapped images, of which forked children have none, and buffers: what passes one arrives complete and in order."""
 
 import gc
 import mmap
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastckpt._core import huge_pages
 from fastckpt._core.huge_pages import window
+from fastckpt._core.transfer.device_copy import CopyPiece, batches
 from fastckpt._core.transfer.image import Image
 
 SIZE = 1 << 20
@@ -71,3 +74,19 @@ def test_a_forked_child_holds_no_mapping_of_a_checkpoint_being_persisted(path: P
     with path.open("rb") as file, window(file.fileno(), 0, SIZE):
         assert maps(path)
         assert in_child(lambda: not maps(path))
+
+
+def test_batches_contain_all_bytes_once_and_fit_the_buffer():
+    for seed in range(300):
+        random.seed(seed)
+        room = random.randint(1, 50)
+        sizes = [random.choice([0, 1, 7, room, room + 1, 3 * room + 2]) for _ in range(random.randint(0, 12))]
+        target, pieces = 1000, []
+        for size in sizes:
+            pieces.append(CopyPiece(target, torch.arange(target, target + size, dtype=torch.int32).to(torch.uint8)))
+            target += size + random.choice([0, 5])
+        cut = list(batches(pieces, room))
+        assert all(0 < sum(each.source.nbytes for each in batch) <= room for batch in cut)
+        assert all(sum(each.source.nbytes for each in batch) == room for batch in cut[:-1])
+        got = [(each.target + i, int(value)) for batch in cut for each in batch for i, value in enumerate(each.source)]
+        assert got == [(each.target + i, (each.target + i) % 256) for each in pieces for i in range(each.source.nbytes)]

@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,19 +18,6 @@ from tests.unit._core.storage.conftest import at_once
 
 ONE, TWO = "1" * 32, "2" * 32
 MARK = ".fastckpt/identity"
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB; skips where mounting is not permitted."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 def links_refused(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -86,12 +72,12 @@ def test_an_incomplete_identity_mark_is_replaced(tmp_path: Path, monkeypatch, nu
 def test_of_identities_by_several_nodes_the_first_wins(tmp_path: Path, monkeypatch, number: int, torn: bool) -> None:
     if number:
         links_refused(monkeypatch, number)
-    for turn in range(4):
+    for turn in range(2):
         directory = tmp_path / str(turn)
         (directory / ".fastckpt").mkdir(parents=True)
         if torn:
             (directory / MARK).touch()
-        said = at_once(4, lambda process, directory=directory: mark(directory, f"{process:032x}"))
+        said = at_once(3, lambda process, directory=directory: mark(directory, f"{process:032x}"))
         assert set(said) == {identity(directory)} and len(said[0]) == 32
         assert os.listdir(directory / ".fastckpt") == ["identity"]
 

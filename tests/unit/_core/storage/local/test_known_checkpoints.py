@@ -2,9 +2,7 @@
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,18 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME
 from fastckpt._core.policy.retention import KeepAny, KeepBest, KeepLast
-from fastckpt._core.retention import retire
+from fastckpt._core.retention import Deletion, retire
+from fastckpt._core.storage.local import scan
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.local.scan import LOOKED_AT
 from fastckpt.errors import ConfigError
 from tests.support.counting_calls import FileCalls
-from tests.unit._core.storage.checkpoints import publish
+from tests.unit._core.storage.checkpoints import ids, publish
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Of the checkpoints here the newest four are looked at each time."""
+    monkeypatch.setattr(scan, "LOOKED_AT", 4)
 
 
 def fill(directory: CheckpointDirectory, count: int) -> None:
@@ -30,23 +34,8 @@ def steps(directory: CheckpointDirectory) -> list[int]:
     return [stored.id.step for stored in directory.known()]
 
 
-def calls(directory: CheckpointDirectory, work: Callable[[], object]) -> Counter[tuple[str, str]]:
-    """The calls of some work below the directory, by kind and path."""
-    counted = FileCalls(directory.path)
-    try:
-        work()
-    finally:
-        counted.stop()
-    return counted.made
-
-
-def persist(directory: CheckpointDirectory, step: int, keep: int, target: str = "") -> None:
-    publish(directory, SaveId(0, step), target)
-    retire(directory, KeepLast(keep), lambda: None)
-
-
 @pytest.mark.parametrize("target", ["", "{dir}/model-{step}.pt"])
-def test_a_persist_makes_as_many_calls_with_30_kept_as_with_15(directory, target):
+def test_a_persist_makes_as_many_calls_with_16_kept_as_with_8(directory, target):
     """Beside as many files of others."""
 
     def made(count: int) -> int:
@@ -54,13 +43,15 @@ def test_a_persist_makes_as_many_calls_with_30_kept_as_with_15(directory, target
         for number in range(10 * count):
             (directory.path / f"events.{number}").touch()
         for step in (count + 1, count + 2):  # what was there before is found once
-            named = target.format(dir=directory.path, step=step)
-            found = calls(directory, partial(persist, directory, step, count, named))
-        return found.total()
+            counted = FileCalls(directory.path)
+            publish(directory, SaveId(0, step), target.format(dir=directory.path, step=step))
+            retire(directory, KeepLast(count), lambda: None)
+            counted.stop()
+        return counted.made.total()
 
-    few = made(15)
+    few = made(8)
     shutil.rmtree(directory.path)
-    assert made(30) == few
+    assert made(16) == few
 
 
 def test_a_checkpoint_takes_the_path_of_one_that_another_process_saved_or_that_is_damaged(directory):
@@ -71,19 +62,15 @@ def test_a_checkpoint_takes_the_path_of_one_that_another_process_saved_or_that_i
     assert [stored.id.step for stored in directory.scan().places] == [3] and not directory.scan().stale
     (directory.path / "checkpoint-3" / "rank_0.pt").unlink()
     publish(directory, SaveId(0, 4), path)
-    scan = directory.scan()
-    assert [stored.id.step for stored in scan.places] == [4] and len(scan.quarantined) == 1 and not scan.damaged
+    found = directory.scan()
+    assert [stored.id.step for stored in found.places] == [4] and len(found.quarantined) == 1 and not found.damaged
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
     "a file is gone": lambda place: (place / "model.pt").unlink(),
     "a file is shorter": lambda place: os.truncate(place / "model.pt", 5),
-    "a file is longer": lambda place: os.truncate(place / "rank_0.pt", 500),
-    "a file is a directory": lambda place: ((place / "model.pt").unlink(), (place / "model.pt").mkdir()),
     "the manifest is gone": lambda place: (place / NAME).unlink(),
     "the manifest is damaged": lambda place: (place / NAME).write_text((place / NAME).read_text().replace("0", "1")),
-    "the manifest is empty": lambda place: os.truncate(place / NAME, 0),
-    "all is gone": shutil.rmtree,
     "it has another name": lambda place: place.rename(place.with_name(f"moved-{place.name}")),
     "a copy of another took its place": lambda place: (
         shutil.rmtree(place),
@@ -91,7 +78,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     ),
 }
 """What may happen to a checkpoint that was whole when it was looked at."""
-MANY = LOOKED_AT + 4
+MANY = 8
 
 
 @pytest.mark.parametrize("happens", FAULTS)
@@ -172,3 +159,29 @@ def test_a_checkpoint_is_found_when_it_is_copied_whole_and_behind_a_link_that_le
     (directory.path / "checkpoint-1").symlink_to(fast_path / "elsewhere")
     (directory.path / "checkpoint-7").symlink_to(fast_path / "nowhere")
     assert steps(directory) == [2, 1] == [stored.id.step for stored in directory.checkpoints()]
+
+
+def test_a_strategy_deletes_a_checkpoint_by_each_of_its_names_and_nothing_else(directory, fast_path, caplog):
+    (fast_path / "link").symlink_to(directory.path)
+    for step in range(1, 7):
+        publish(directory, SaveId(0, step), str(directory.path / "five.pt") if step == 5 else "")
+    names = ["dir/checkpoint-1", "dir/checkpoint-2/", "dir/3", "dir/./x/../checkpoint-4", "link/five.pt"]
+    for count, path in enumerate(names, 1):
+        Deletion(directory)(f"{fast_path}/{path}")
+        assert [id.step for id in ids(directory)] == [*range(6, count, -1)]
+    publish(directory, SaveId(0, 7))
+    (directory.path / "runs").mkdir()
+    for path in ("runs", "nothing", ".fastckpt", ".fastckpt/writers", "checkpoint-6/model.pt", "8"):
+        caplog.clear()
+        Deletion(directory)(str(directory.path / path))
+        assert "not deleted" in caplog.text
+    (fast_path / "other").mkdir()
+    (directory.path / "link").symlink_to(fast_path / "other")
+    for path in ("", "..", "../other", "/etc/passwd", "link"):
+        with pytest.raises(ConfigError, match="only checkpoints inside"):
+            Deletion(directory)(str(directory.path / path))
+    assert (
+        [id.step for id in ids(directory)] == [7, 6]
+        and (directory.path / "runs").is_dir()
+        and (fast_path / "other").is_dir()
+    )
