@@ -250,12 +250,13 @@ def test_nodes_that_complete_a_checkpoint_at_once_publish_it_once(request, fast_
         request.getfixturevalue("s3")
     url = {"directory": fast_path / "dir", "plain": f"plain://{fast_path}/run", "s3": "s3://bucket/run"}[place]
 
+    stores = [open_store(url) for _ in range(3)]
+
     def publish_as(node: int, id: SaveId) -> str:
-        store, end = open_store(url), time.monotonic() + 60
-        part = contribute(store, Share(node, 3, target=path_in(store, COPY)), id)
+        end = time.monotonic() + 60
+        part = contribute(stores[node], Share(node, 3, target=path_in(stores[node], COPY)), id)
         while (manifest := part.complete()) is None:
             assert time.monotonic() < end, part.missing()
-        store.close()
         return manifest.to_json()
 
     for history in range(1, 2 if place == "s3" else 5):
@@ -265,7 +266,6 @@ def test_nodes_that_complete_a_checkpoint_at_once_publish_it_once(request, fast_
         else:
             with ThreadPoolExecutor(3) as pool:
                 published = [*pool.map(publish_as, range(3), [id] * 3)]
-        assert published[0] and published == published[:1] * 3
-        reader = open_store(url)
-        assert ids(reader) == [id]
-        reader.close()
+        assert published[0] and published == published[:1] * 3 and ids(stores[0]) == [id]
+    for store in stores:
+        store.close()
