@@ -90,16 +90,15 @@ def fuse(mounting: ExitStack, tmp_path: Path) -> Mounted:
     return mounted(mounting, tmp_path, own_fuse)
 
 
-@pytest.mark.parametrize("name", ["tmpfs", "FUSE without flock"])
-def test_a_publication_killed_anywhere_leaves_the_old_or_the_new(
-    name: str, mounting: ExitStack, tmp_path: Path
+def test_without_locks_a_publication_killed_anywhere_leaves_the_old_or_the_new(
+    mounting: ExitStack, tmp_path: Path
 ) -> None:
     """On the others the campaign of jobs does the same."""
-    path = mounted(mounting, tmp_path, FILE_SYSTEMS[name]).path
+    path = mounted(mounting, tmp_path, FILE_SYSTEMS["FUSE without flock"]).path
     assert file_system_of(path / "not/there").mount_point == str(path)
     found = operations.all_on(path / "operations")
     assert found["fsync"] == "yes" and found["O_DIRECT"] in ("yes", "at open only", "refused"), found
-    assert found["flock"] == ("ENOSYS" if name == "FUSE without flock" else "yes")
+    assert found["flock"] == "ENOSYS"
     make_ready(str(path / "checkpoints"), PLACE)
     assert os.listdir(path / "checkpoints") == []
     assert survive(path / "killed", stride=25) >= 2

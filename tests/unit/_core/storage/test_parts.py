@@ -244,7 +244,7 @@ def test_a_publication_whose_rename_is_refused_can_be_repeated(directory, contri
 
 
 @pytest.mark.parametrize("place", ["directory", "plain", "s3"])
-def test_nodes_that_complete_a_checkpoint_at_once_publish_it_once(request, fast_path, contribute, place):
+def test_nodes_that_complete_a_checkpoint_at_once_publish_it_once(request, s3_server, fast_path, contribute, place):
     """Each in a process of its own where no client is in the way; the others find it published."""
     if place == "s3":
         request.getfixturevalue("s3")
