@@ -21,7 +21,6 @@ from fastckpt._core.storage.remote import upload
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import normalised, open_store, target_in
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
-from tests.support.forked_imports import run_imports
 from tests.unit._core.storage.checkpoints import ids, images
 from tests.unit._core.storage.conftest import Plain
 from tests.unit._core.storage.s3 import S3, Fault
@@ -509,9 +508,3 @@ def test_paths_of_the_user_resolve_to_targets_in_the_store_or_are_refused(locati
             target_in(location, path, SaveId(0, 6))
     else:
         assert target_in(location, path, SaveId(0, 6)) == target
-
-
-def test_without_a_url_no_storage_client_is_imported():
-    clients = {"fsspec", "s3fs", "aiobotocore", "boto3"}
-    done = run_imports({"fastckpt._core.saver.server": ((), clients)})
-    assert done.returncode == 0, done.stderr
