@@ -1,15 +1,12 @@
-"""Data sets, and jobs whose ranks are loaders in one process: they commit, are killed, and come back unlike before."""
+"""Data sets of all kinds."""
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
-
-from fastckpt.data import ResumableDataLoader, data_state, load_data_state
 
 
 def drawn() -> list[float]:
@@ -83,66 +80,6 @@ class Remembering(IterableDataset):
 def indices(batch: Any) -> list[int]:
     """Which samples a batch of the data sets above has."""
     return (batch[0] if isinstance(batch, (list, tuple)) else batch).tolist()
-
-
-@dataclass
-class Job:
-    """A job of some ranks; ``committed`` has for each step (epoch, samples by rank), as of the last commit.
-
-    Attributes:
-        dataset: Of all ranks.
-        common: Arguments of all loaders.
-        committed: The steps whose state was saved.
-        since: The steps after that.
-    """
-
-    dataset: Any
-    common: dict[str, Any]
-    committed: list[tuple[int, list[list[int]]]] = field(default_factory=list)
-    since: list[tuple[int, list[list[int]]]] = field(default_factory=list)
-    saved: list[Any] = field(default_factory=list)
-
-    def start(self, world: int, **own: Any) -> None:
-        """Start that many ranks where the last commit was."""
-        self.since, self.iterators = [], []
-        self.loaders = [
-            ResumableDataLoader(self.dataset, num_replicas=world, rank=rank, **self.common, **own)
-            for rank in range(world)
-        ]
-        if self.saved:
-            for rank, loader in enumerate(self.loaders):
-                load_data_state(loader, self.saved[0].common, self.saved[rank].own if rank < len(self.saved) else None)
-        self._begin()
-
-    def step(self) -> bool:
-        """Take a step on all ranks; False if it came to the end of the epoch, and the next one begins."""
-        epoch = self.loaders[0].epoch
-        batches = [next(iterator, None) for iterator in self.iterators]
-        if any(batch is not None for batch in batches):
-            self.since.append((epoch, [[] if batch is None else indices(batch) for batch in batches]))
-        if all(batch is None for batch in batches):
-            self._begin()
-            return False
-        return True
-
-    def commit(self) -> None:
-        """Save, if all ranks took the step; all must say the same."""
-        if len({loader.epoch for loader in self.loaders}) > 1:
-            return  # an uneven end: ranks without a batch in the last step are through already
-        self.saved = [data_state(loader) for loader in self.loaders]
-        assert all(state.common == self.saved[0].common for state in self.saved)
-        self.committed += self.since
-        self.since = []
-
-    def epochs(self) -> dict[int, list[list[list[int]]]]:
-        """The committed steps by epoch."""
-        epochs: dict[int, list[list[list[int]]]] = {}
-        for epoch, batches in self.committed:
-            epochs.setdefault(epoch, []).append(batches)
-        return epochs
-
-    def _begin(self) -> None:
-        self.iterators = [iter(loader) for loader in self.loaders]
 
 
 def in_order(batches: list[list[int]]) -> list[int]:

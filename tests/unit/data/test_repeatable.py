@@ -1,14 +1,15 @@
 """Streams that differ between openings, starts or ranks, and states that leave something out: counted, or refused."""
 
 import itertools
-import json
 import logging
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch.utils.data import IterableDataset
 
@@ -23,8 +25,7 @@ from fastckpt.data import ResumableDataLoader, data_state, load_data_state
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
-from tests.support.forked_programs import run
-from tests.unit.data.jobs import Remembering, indices
+from tests.unit.data.jobs import Endless, Remembering, indices
 from tests.unit.data.streams import Buffered, Packed, hugging_face
 
 
@@ -69,25 +70,11 @@ class Once(IterableDataset):
         return self.samples
 
 
-@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (Buffered, "Buffered gives other samples when it is opened again: sample [0-9]+ is another one.*set_epoch"),
-        (Once, "sample 0 is another one"),
-    ],
-)
-def test_a_stream_that_differs_between_openings_is_refused(make: Any, says: str, sharded: bool, workers: int) -> None:
-    loader = ResumableDataLoader(make(100), 4, sharded=sharded, num_workers=workers)
-    with pytest.raises(ConfigError, match=f"{says}.*repeatable=False"):
-        next(iter(loader))
-
-
 class Reshuffled(IterableDataset):
-    """Shuffles in each epoch what the last one left."""
+    """Shuffles in each epoch what the last one left: a resume in its third would have neither of the orders before."""
 
-    def __init__(self) -> None:
-        self.samples, self.epoch = list(range(40)), 0
+    def __init__(self, length: int) -> None:
+        self.samples, self.epoch = list(range(length)), 0
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -99,10 +86,18 @@ class Reshuffled(IterableDataset):
 
 
 @pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 1)])
-def test_a_stream_whose_order_is_made_of_earlier_epochs_is_refused(sharded: bool, workers: int) -> None:
-    """A resume in its third epoch would have neither of the orders before."""
-    with pytest.raises(ConfigError, match="Reshuffled gives other samples when it is opened again"):
-        next(iter(ResumableDataLoader(Reshuffled(), 4, sharded=sharded, num_workers=workers)))
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Buffered, "Buffered gives other samples when it is opened again: sample [0-9]+ is another one.*set_epoch"),
+        (Once, "sample 0 is another one"),
+        (Reshuffled, "Reshuffled gives other samples when it is opened again"),
+    ],
+)
+def test_a_stream_that_differs_between_openings_is_refused(make: Any, says: str, sharded: bool, workers: int) -> None:
+    loader = ResumableDataLoader(make(100), 4, sharded=sharded, num_workers=workers)
+    with pytest.raises(ConfigError, match=f"{says}.*repeatable=False"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -151,36 +146,28 @@ def test_another_stream_after_a_restart_warns(sharded: bool, workers: int, caplo
 # ---------- ranks ----------
 
 
-READS_UNLIKE = """
-import json, sys
-import torch.distributed as dist
-from fastckpt.data import ResumableDataLoader
-from fastckpt.errors import ConfigError
-from tests.unit.data.jobs import Endless
-from tests.unit.data.streams import Buffered
-
-rank, said = int(sys.argv[1]), []
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
-    try:
-        said.append(len(list(ResumableDataLoader(make(), 4, num_workers=rank))))
-    except ConfigError as error:
-        said.append(str(error))
-print(json.dumps(said))
-dist.barrier()
-dist.destroy_process_group()
-"""
+def reads_unlike(rank: int, store: Path) -> list[Any]:
+    """What a rank reads of four streams: the number of its batches, or the refusal."""
+    found: list[Any] = []
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
+        try:
+            found.append(len(list(ResumableDataLoader(make(), 4, num_workers=rank))))
+        except ConfigError as error:
+            found.append(str(error))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
 
 
-def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path, forked_launchers: None) -> None:
+def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path) -> None:
     """Each opening of a rank's stream is like the others of that rank: only ranks can compare them."""
-    found = run(tmp_path, READS_UNLIKE, [(rank, tmp_path / "store") for rank in range(2)])
-    said = [json.loads(text.splitlines()[-1]) for _, text in found]
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+        said = list(pool.map(reads_unlike, range(2), [tmp_path / "store"] * 2, timeout=120))
     assert [each[0] for each in said] == [8, 8] and [each[3] for each in said] == [1, 1]
     for wrong in (1, 2):
-        refusals = [each[wrong] for each in said if isinstance(each[wrong], str)]
-        assert len(refusals) == 1, "whoever comes later tells"
-        assert "gives other samples on rank" in refusals[0] and "needs sharded=True" in refusals[0]
+        [refusal] = [each[wrong] for each in said if isinstance(each[wrong], str)]  # whoever comes later raises it
+        assert "gives other samples on rank" in refusal and "needs sharded=True" in refusal
 
 
 # ---------- states that leave something out ----------

@@ -14,24 +14,24 @@ from fastckpt.data import DataState, data_state, load_data_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-EPOCHS, BATCHES = 3, 5
+EPOCHS, BATCHES, DATA = 3, 5, list(range(20))
 
 
 class Run:
     """A loop of epochs over a loader, at the same place in all that is saved."""
 
-    def __init__(self, workers: int, length: int = 20, batch_size: int = 2, **options: Any) -> None:
-        data = list(range(length))
-        self.sampler = DistributedSampler(data, 2, 0, seed=3)
-        self.loader = StatefulDataLoader(
-            data, batch_size, sampler=self.sampler, generator=torch.Generator(), num_workers=workers, **options
-        )
+    def __init__(self, way: str, **options: Any) -> None:
+        self.sampler = DistributedSampler(DATA, 2, 0, seed=3) if way == "sampler" else None
+        generator = torch.Generator().manual_seed(3) if way != "global generator" else None
+        options |= {"sampler": self.sampler, "batch_size": 2} if self.sampler else {"shuffle": True, "batch_size": 4}
+        self.loader = StatefulDataLoader(DATA, generator=generator, **options)
         self.epoch = 0
 
     def take(self, most: int = 1000) -> list[list[int]]:
         taken: list[list[int]] = []
         while self.epoch < EPOCHS:
-            self.sampler.set_epoch(self.epoch)
+            if self.sampler:
+                self.sampler.set_epoch(self.epoch)
             for batch in self.loader:
                 taken.append(batch.tolist())
                 if len(taken) == most:
@@ -39,31 +39,51 @@ class Run:
             self.epoch += 1
         return taken
 
-    def saved(self) -> tuple[int, DataState]:
+    def saved(self) -> tuple[int, DataState, torch.Tensor]:
         file = io.BytesIO()
-        torch.save([self.epoch, *data_state(self.loader)], file)
+        torch.save([self.epoch, *data_state(self.loader), torch.get_rng_state()], file)
         file.seek(0)
-        epoch, common, own = torch.load(file, weights_only=True)
-        return epoch, DataState(common, own)
+        epoch, common, own, rng = torch.load(file, weights_only=True)
+        return epoch, DataState(common, own), rng
 
-    def load(self, saved: tuple[int, DataState]) -> "Run":
-        self.epoch, state = saved
+    def load(self, saved: tuple[int, DataState, torch.Tensor]) -> "Run":
+        self.epoch, state, rng = saved
+        torch.set_rng_state(rng)
         load_data_state(self.loader, *state)
         return self
 
 
 @pytest.mark.parametrize(
-    ("workers", "options"), [(0, {}), (1, {"persistent_workers": True}), (1, {"snapshot_every_n_steps": 4})]
+    ("way", "options"),
+    [
+        ("sampler", {}),
+        ("sampler", {"num_workers": 1, "persistent_workers": True, "snapshot_every_n_steps": 4}),
+        ("own generator", {}),
+        ("global generator", {"num_workers": 1}),
+    ],
 )
-def test_a_stateful_data_loader_resumes_amid_and_at_the_end_of_an_epoch(workers: int, options: dict[str, Any]) -> None:
-    before = torch.get_rng_state()
-    everything = Run(workers, **options).take()
+def test_a_stateful_data_loader_resumes_as_an_uninterrupted_run(
+    way: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Amid and at the end of an epoch; and so does what training draws."""
+    torch.manual_seed(5)
+    everything = Run(way, **options).take()
+    drawn = torch.get_rng_state()
     assert len(everything) == EPOCHS * BATCHES
     for most in (2, BATCHES, BATCHES + 3):
-        run = Run(workers, **options)
-        taken = run.take(most)
-        assert taken + Run(workers, **options).load(run.saved()).take() == everything
-    assert torch.equal(torch.get_rng_state(), before), "a resumed run draws what the other would"
+        torch.manual_seed(5)
+        run = Run(way, **options)
+        taken, saved = run.take(most), run.saved()
+        torch.rand(3)
+        assert taken + Run(way, **options).load(saved).take() == everything
+        assert torch.equal(torch.get_rng_state(), drawn), "a resumed run draws what the other would"
+    assert not caplog.messages
+    early = Run(way, **options)
+    iter(early.loader)
+    early.load(saved)
+    assert "was iterated before resume()" in caplog.text
+    saved[1].own.pop("generator", None)
+    Run(way, **options).load(saved)  # an earlier version's
 
 
 def test_an_epoch_that_torchdata_would_skip_is_reported(
