@@ -1,13 +1,17 @@
-"""A tmpfs or a disk of a few megabytes, mounted for one test; processes that are killed."""
+"""Arenas' paths; a tmpfs or a disk of a few megabytes, mounted for one test; processes that are killed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from fastckpt._core.memory.arena import arena_path
 
 
 def killed(act: Callable[[], object]) -> None:
@@ -22,42 +26,29 @@ def killed(act: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
-    """Mounts a tmpfs of so many MiB, where arenas are made then; skips where mounting is not permitted."""
-    mounted: list[Path] = []
-
-    def mount(mebibytes: int) -> Path:
-        path = tmp_path / f"tmpfs-{len(mounted)}"
-        path.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700", "tmpfs", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
-        mounted.append(path)
-        monkeypatch.setenv("FASTCKPT_SHM_DIR", str(path))
-        return path
-
-    yield mount
-    for path in mounted:
-        left = [file.name for file in path.iterdir()]
-        _unmount(path)
-        assert not left, f"left in shared memory: {left}"
+def shm() -> Path:
+    return Path(os.environ["FASTCKPT_SHM_DIR"])
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a disk of so many MiB; skips where that is not permitted."""
+def path(shm: Path) -> Iterator[Path]:
+    """The path of an arena, which is removed."""
+    path = arena_path(str(shm), "/checkpoints", 0)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _mounts(folder: Path, commands: Callable[[Path, int], list[list[str]]]) -> Iterator[Callable[[int], Path]]:
     mounted: list[Path] = []
 
     def mount(mebibytes: int) -> Path:
-        path, image = tmp_path / f"disk-{len(mounted)}", tmp_path / f"disk-{len(mounted)}.img"
+        path = folder.with_name(f"{folder.name}-{len(mounted)}")
         path.mkdir()
-        with image.open("wb") as file:
-            file.truncate(mebibytes << 20)
-        for command in (["mkfs.ext4", "-q", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(path)]):
+        for command in commands(path, mebibytes):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
+                pytest.skip(f"cannot mount: {done.stderr.strip()}")
         mounted.append(path)
         return path
 
@@ -65,7 +56,32 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     for path in mounted:
         left = [file.name for file in path.iterdir() if file.name != "lost+found"]
         _unmount(path)
-        assert not left, f"left on the disk: {left}"
+        assert not left, f"left in {path}: {left}"
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
+    """Mounts a tmpfs of so many MiB, where arenas are made then; skips where mounting is not permitted."""
+
+    def commands(path: Path, mebibytes: int) -> list[list[str]]:
+        monkeypatch.setenv("FASTCKPT_SHM_DIR", str(path))
+        return [["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700", "tmpfs", str(path)]]
+
+    with _mounts(tmp_path / "tmpfs", commands) as mount:
+        yield mount
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a disk of so many MiB; skips where that is not permitted."""
+
+    def commands(path: Path, mebibytes: int) -> list[list[str]]:
+        with (image := path.with_suffix(".img")).open("wb") as file:
+            file.truncate(mebibytes << 20)
+        return [["mkfs.ext4", "-q", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(path)]]
+
+    with _mounts(tmp_path / "disk", commands) as mount:
+        yield mount
 
 
 def _unmount(path: Path) -> None:

@@ -1,29 +1,23 @@
 """Ownership of an arena, its state after the owner, and refusals."""
 
 import os
-import shutil
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.records import make_folders, names_in, remove_any
 from fastckpt._core.memory.slots import images_in
 from fastckpt.errors import ArenaInUse, ArenaTooSmall, FastckptError
 from tests.unit._core.memory.conftest import killed
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    path = arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -83,27 +77,19 @@ def test_an_arena_of_an_owner_that_is_gone_is_adopted_with_its_checkpoints(path:
 
 
 def test_what_is_not_a_private_directory_of_this_user_is_refused_in_place_of_an_arena(path: Path, tmp_path: Path):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    for make in (
-        lambda: path.symlink_to(elsewhere),
-        lambda: path.symlink_to(tmp_path / "nowhere"),
-        lambda: path.touch(0o700),
-    ):
-        make()
+    (elsewhere := tmp_path / "elsewhere").mkdir(mode=0o700)
+    for target in (elsewhere, tmp_path / "nowhere", None):
+        path.touch(0o700) if target is None else path.symlink_to(target)
         with pytest.raises((FastckptError, FileExistsError)):
             Arena.open(path, "/checkpoints")
         path.unlink()
     assert list(elsewhere.iterdir()) == [] and not (tmp_path / "nowhere").exists()
     path.mkdir()
-    for mode in (0o755, 0o701, 0o1777):
+    for mode, owner in ((0o755, 0), (0o701, 0), (0o1777, 0), (0o700, 65534)):
         path.chmod(mode)
-        with pytest.raises(ArenaInUse, match="not a private directory"):
-            Arena.open(path, "/checkpoints")
-    if os.getuid() == 0:
-        path.chmod(0o700)
-        os.chown(path, 65534, 65534)
-        with pytest.raises(ArenaInUse, match="owner 65534"):
+        if owner and os.getuid() == 0:
+            os.chown(path, owner, owner)
+        with pytest.raises(ArenaInUse, match="owner 65534" if owner else "not a private directory"):
             Arena.open(path, "/checkpoints")
 
 
@@ -154,28 +140,23 @@ def test_foreign_files_in_an_arena_are_replaced_and_block_nobody(path: Path, mak
 
 def test_concurrent_openers_of_an_arena_agree_on_one_owner(path: Path):
     """Also while former owners remove it."""
-    owners, most, lock = [], [0], threading.Lock()
+    alone = threading.Lock()
 
-    def come() -> None:
+    def come(_: int) -> list[bool]:
+        found = []
         for _ in range(30):
-            try:
+            with suppress(ArenaInUse, FileNotFoundError):
                 arena = Arena.open(path, "/checkpoints")
-            except (ArenaInUse, FileNotFoundError):
-                continue
-            with lock:
-                owners.append(arena)
-                most[0] = max(most[0], len(owners))
-            time.sleep(0.0005)
-            with lock:
-                owners.remove(arena)
-            arena.remove()
+                found.append(alone.acquire(blocking=False))
+                time.sleep(0.0005)
+                if found[-1]:
+                    alone.release()
+                arena.remove()
+        return found
 
-    threads = [threading.Thread(target=come) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most[0] == 1
+    with ThreadPoolExecutor(4) as pool:
+        owned = [each for found in pool.map(come, range(4)) for each in found]
+    assert owned and all(owned)
 
 
 def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: Arena, slot: Path):
@@ -223,39 +204,33 @@ def test_an_image_that_was_begun_can_be_abandoned(arena: Arena, slot: Path):
     for name in ("model.pt", "step-1/rank.pt"):
         arena.begin(slot, name, 2 << 20, threading.Event())
     assert (arena.begun_bytes(), sorted(arena.begun_in(slot))) == (4 << 20, ["model.pt", "step-1/rank.pt"])
-    arena.abandon(slot, ["step-1/rank.pt"])
-    assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (2 << 20, ["model.pt"], [".begun-model.pt"])
-    arena.abandon(slot, ["model.pt"])
-    assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (0, [], [])
+    for name, left in (("step-1/rank.pt", ["model.pt"]), ("model.pt", [])):
+        arena.abandon(slot, [name])
+        names = [f".begun-{each}" for each in left]
+        assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (len(left) * (2 << 20), left, names)
 
 
 def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs: Callable[[int], Path]):
-    arena = open_slots(arena_path(str(small_tmpfs(64)), "/checkpoints", 0), 2)
+    arena = open_slots(small_tmpfs(64) / "arena", 2)
     with pytest.raises(ArenaTooSmall, match=r"100\.0 MiB.*--shm-size.*--fast-shm-dir"):
         arena.reserve(arena.slots[0], "model.pt", 100 << 20)
     assert list(arena.slots[0].iterdir()) == []
-    arena.reserve(arena.slots[0], "model.pt", 50 << 20)
     arena.remove()
 
 
-def test_a_forked_child_that_outlives_its_owner_does_not_hold_the_arena(path: Path):
-    reader, writer = os.pipe()
-
+def test_a_forked_child_that_outlives_its_owner_does_not_hold_the_arena(path: Path, tmp_path: Path):
     def own() -> None:
         held = Arena.open(path, "/checkpoints"), Presence(path)
         if (child := os.fork()) == 0:
             time.sleep(120)
             os._exit(0)
-        os.write(writer, b"%d" % child)
+        (tmp_path / "child").write_text(str(child))
         del held
 
     killed(own)
-    child = int(os.read(reader, 20))
     try:
         arena = Arena.open(path, "/checkpoints")
         assert arena.evict_writers(5)
         arena.remove()
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.close(reader)
-        os.close(writer)
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)

@@ -2,9 +2,8 @@
 
 import json
 import os
-import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census, clean, sweep
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
@@ -22,18 +21,6 @@ from fastckpt.errors import ArenaInUse, FastckptError
 from tests.unit._core.memory.conftest import killed
 
 SAVE = SaveId(2, 7)
-
-
-@pytest.fixture
-def shm() -> Path:
-    return Path(os.environ["FASTCKPT_SHM_DIR"])
-
-
-@pytest.fixture
-def path(shm: Path) -> Iterator[Path]:
-    path = arena_path(str(shm), "/checkpoints", 0)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def commit(slot: Path, size: int = 8192) -> None:
@@ -116,32 +103,24 @@ def test_an_arena_that_came_into_use_after_the_census_is_not_removed(shm: Path, 
     assert found(shm).newest == SAVE
 
 
-def test_an_arena_of_a_killed_owner_is_removed_with_its_telemetry(shm: Path, path: Path):
+def test_a_telemetry_block_is_a_part_of_its_arena_and_a_stray_one_is_removed_unless_in_use(shm, path, monkeypatch):
     killed(lambda: (Arena.open(path, "/checkpoints"), TelemetryBlock(telemetry_name(path), 2)))
     entry = found(shm)
     assert entry.state is ArenaState.LEFT_BEHIND and entry.owner is not None and not entry.owner.is_alive()
-    block = Path("/dev/shm", telemetry_name(path).strip("/"))
-    assert block.exists()
-    shutil.rmtree(path)
-    stray = found(shm)
-    assert (stray.path, stray.state, stray.is_arena) == (block, ArenaState.LEFT_BEHIND, False)
-    leave(path, holding=False)
-    assert found(shm).is_arena, "a block that has an arena is a part of it"
-    clean(found(shm))
-    assert not block.exists()
-
-
-def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, path: Path, monkeypatch):
+    file = BLOCKS / telemetry_name(path).strip("/")
+    clean(entry)
+    assert not file.exists() and census(shm) == []
     block = TelemetryBlock(telemetry_name(path), 2)
-    entry = found(shm)
-    assert (entry.state, entry.size) == (ArenaState.IN_USE, -(-2 * LINE // 4096) * 4096)
+    stray = found(shm)
+    assert (stray.path, stray.state, stray.is_arena) == (file, ArenaState.IN_USE, False)
+    assert stray.size == -(-2 * LINE // 4096) * 4096
     with pytest.raises(ArenaInUse):
-        clean(entry)
+        clean(stray)
     block.close()
     assert found(shm).state is ArenaState.LEFT_BEHIND
     clean(found(shm))
     assert census(shm) == []
-    monkeypatch.setattr("fastckpt._core.memory.census.names_in", lambda _: [telemetry_name(path).strip("/")])
+    monkeypatch.setattr("fastckpt._core.memory.census.names_in", lambda _: [file.name])
     assert census(shm) == [], "it disappears during the census"
 
 

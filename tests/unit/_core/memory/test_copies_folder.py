@@ -14,7 +14,7 @@ import xxhash
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import census, copies_folder, replica_files
-from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.copies_folder import CopiesFolder, folders_of, roots_of, sweep_folders
 from fastckpt._core.memory.held_saves import held_saves, keep
 from fastckpt._core.memory.ownership import OWNER
@@ -39,16 +39,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
-    path = tmp_path / "disk"
-    path.mkdir()
-    return path
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Iterator[Arena]:
-    made = Arena.open(arena_path(os.environ["FASTCKPT_SHM_DIR"], str(tmp_path), 0), str(tmp_path))
+def arena(path: Path) -> Iterator[Arena]:
+    made = Arena.open(path, "/checkpoints")
     yield made
-    if made.path.exists():
+    if path.exists():
         made.remove()
 
 
@@ -123,19 +122,15 @@ def test_copies_in_the_former_medium_are_held_until_newer_ones_are_common(arena:
 GROUP = ("a", "b", "c")
 
 
-def admit(parity: ParityFiles, step: int, member: str, common: SaveId | None = None):
-    files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
-    place = parity.admit(ChunkRequest(SaveId(1, step), ATTEMPT, GROUP, "c", member, files, common))
-    assert place is not None
-    return place
-
-
 def test_parity_is_kept_on_a_disk_and_in_the_former_medium_until_newer_is_common(arena: Arena, disk: Path):
     needed = set[SaveId]()
 
     def give(parity: ParityFiles, step: int) -> None:
         for member in ("a", "b"):
-            place = admit(parity, step, member, next(iter(needed), None))
+            files = ((f"{member}.distcp", 2 * SIZE, "0" * 32),)
+            request = ChunkRequest(SaveId(1, step), ATTEMPT, GROUP, "c", member, files, next(iter(needed), None))
+            place = parity.admit(request)
+            assert place is not None
             place.add(member, 0, memoryview(bytearray([ord(member) ^ step]) * SIZE), "1" * 32)
             parity.came(place)
 

@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.memory import directory_claim as claim_module
-from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.directory_claim import DirectoryClaim
 from tests.unit._core.memory.conftest import killed
-
-
-@pytest.fixture
-def path() -> Path:
-    return arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,10 @@ KEY = "0" * 24
 
 
 @pytest.fixture
-def shm() -> Path:
+def shm(shm: Path) -> Path:
     """As /dev/shm is: every user can make files there."""
-    path = Path(os.environ["FASTCKPT_SHM_DIR"])
-    path.chmod(0o1777)
-    return path
+    shm.chmod(0o1777)
+    return shm
 
 
 def test_a_saver_is_found_while_it_lives_and_a_second_one_of_its_launch_refused(shm: Path):
@@ -59,12 +58,10 @@ def test_files_that_are_no_postings_are_passed_over(shm: Path):
     names[4].write_text(f"{names[4].name} @nobody")
     with pytest.raises(AgentLost):
         find(shm, KEY, 0)
-    mine = SaverAddress(shm, KEY + "0", "@here")
-    mine.close()
+    SaverAddress(shm, KEY + "0", "@here").close()
     posting.close()
-    for path in names:
-        with contextlib.suppress(FileNotFoundError):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    for path in shm.iterdir():
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(small_tmpfs: Callable[[int], Path]):
