@@ -7,6 +7,7 @@ import torch
 
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.offload import ActivationOffload
+from tests.e2e.offload.losses import settled
 from tests.support.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
 
@@ -47,9 +48,7 @@ def test_a_directory_that_cannot_be_used_is_an_error(tmp_path):
 def step(offload, value):
     with offload:
         loss = value.relu().square().sum()
-    store = offload._offloader._store
-    with store._moved:
-        assert store._moved.wait_for(lambda: store.in_flight == 0, 60)
+    settled(offload)
     loss.backward()
 
 

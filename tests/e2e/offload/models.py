@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 Around = Callable[[], AbstractContextManager[Any]]
@@ -27,7 +29,7 @@ class Case:
 
 
 def floats(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(3))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), device="cpu").to(torch.get_default_device())
 
 
 def sequence() -> torch.Tensor:
@@ -73,9 +75,9 @@ class Recurrent(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, *, reentrant: bool, make: Callable[[], nn.Module] = block, count: int = 6) -> None:
+    def __init__(self, *, reentrant: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(make() for _ in range(count))
+        self.layers = nn.ModuleList(block() for _ in range(6))
         self._reentrant = reentrant
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -166,7 +168,7 @@ def backward_within(model: nn.Module, around: Around) -> None:
 
 
 def autocast(model: nn.Module, around: Around) -> None:
-    with around(), torch.autocast("cpu", torch.bfloat16):
+    with around(), torch.autocast(torch.get_default_device().type, torch.bfloat16):
         loss = model(sequence()).float().square().mean()
     loss.backward()
 
@@ -176,6 +178,13 @@ def compiled(model: nn.Module, around: Around) -> None:
     with around():
         loss = run(sequence()).square().mean()
     loss.backward()
+
+
+def sharded(model: nn.Module, around: Around) -> None:
+    """Of a group of one: weights are gathered for each layer, and freed after it."""
+    for each in (*model, model):
+        fully_shard(each)
+    plain(model, around)
 
 
 CASES = {
@@ -191,6 +200,7 @@ CASES = {
     "complex, tied, expanded": Case(lambda: nn.Sequential(Mixed(), Mixed()), plain, "8MiB"),
     "sparse activations": Case(lambda: perceptron(nn.ReLU), plain),
     "compiled": Case(perceptron, compiled),
+    "fully_shard": Case(perceptron, sharded),
 }
 
 
@@ -199,4 +209,5 @@ def gradients(case: Case, model: nn.Module, around: Around, seed: int) -> list[t
     model = copy.deepcopy(model)
     torch.manual_seed(seed)
     case.step(model, around)
-    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+    found = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [each.to_local() if isinstance(each, DTensor) else each for each in found]

@@ -3,7 +3,6 @@
 None of these has run yet: no GPU was there. Tests with GPUDirect Storage skip where fastckpt says that there is none.
 """
 
-import copy
 import logging
 from contextlib import nullcontext
 
@@ -12,114 +11,54 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fastckpt._core.byte_sizes import parsed
 from fastckpt._core.offload import forward_hooks
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.offload import ActivationOffload
 from tests.e2e.offload.losses import settled
-from tests.e2e.offload.models import Checkpointed, Recurrent, Residual, layer
+from tests.e2e.offload.models import CASES, floats, layer
+from tests.e2e.offload.test_models import assert_bitwise_within_budget
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-BUDGET = 64 * MIB
-WIDTH, LENGTH, BATCH = 256, 512, 16
-STEPS = 3
 
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch):
+    """New tensors are there, also those of models."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    with sdpa_kernel(SDPBackend.MATH):  # if it may only warn, torch takes attention that is not deterministic
-        yield torch.device("cuda")
+    # If it may only warn, torch takes attention that is not deterministic.
+    with torch.device("cuda") as made, sdpa_kernel(SDPBackend.MATH):
+        yield made
     torch.use_deterministic_algorithms(False)
 
 
-def sequences(device) -> torch.Tensor:
-    return torch.randn(BATCH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(3)).to(device)
+@pytest.mark.parametrize("name", sorted({*CASES} - {"fully_shard", "compiled"}))
+def test_gradients_on_a_gpu_are_bitwise_those_without_offloading(tmp_path, name):
+    offload = ActivationOffload(tmp_path, budget=CASES[name].budget)
+    assert_bitwise_within_budget(name, offload)
+    assert offload.report().gpu_way
 
 
-def pictures(device) -> torch.Tensor:
-    return torch.randn(32, 16, 64, 64, generator=torch.Generator().manual_seed(3)).to(device)
-
-
-MODELS = {
-    "transformer": (lambda: nn.Sequential(*(layer() for _ in range(8))), sequences),
-    "transformer with sparse activations": (lambda: nn.Sequential(*(layer("relu") for _ in range(8))), sequences),
-    "checkpointed transformer": (lambda: Checkpointed(reentrant=False, make=layer, count=8), sequences),
-    "LSTM": (Recurrent, sequences),
-    "ResNet": (lambda: nn.Sequential(*(Residual(16) for _ in range(6))), pictures),
-}
-
-
-def gradients(model, around, batch, seed=0) -> list[torch.Tensor]:
-    model.zero_grad(set_to_none=True)
-    torch.manual_seed(seed)
-    with around():
-        loss = model(batch.clone()).square().mean()
-    loss.backward()
-    return [weight.grad.clone() for weight in model.parameters()]
-
-
-def same(mine, theirs) -> bool:
-    return len(mine) == len(theirs) and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-
-
-def peak_of(run) -> int:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def plain_and_offloaded(make, inputs, offload, device, dtype=torch.float32):
-    """One step without and one with offloading, each to be called with a seed."""
-    torch.manual_seed(7)
-    model = make().to(device)
-    other = copy.deepcopy(model)  # BatchNorm's buffers change with each step
-    batch = inputs(device)
-    cast = (lambda: torch.autocast("cuda", dtype)) if dtype != torch.float32 else nullcontext
-
-    def step(which, around):
-        def run(seed: int) -> list[torch.Tensor]:
-            with cast():
-                return gradients(which, around, batch, seed)
-
-        return run
-
-    return step(model, nullcontext), step(other, lambda: offload)
-
-
-# --- gradients
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
-def test_gradients_on_a_gpu_are_bitwise_those_without_offloading(device, tmp_path, name, dtype):
-    make, inputs = MODELS[name]
-    offload = ActivationOffload(tmp_path, budget="16MiB")
-    plain, offloaded = plain_and_offloaded(make, inputs, offload, device, dtype)
-    for seed in range(STEPS):
-        assert same(offloaded(seed), plain(seed)), seed
-    report = offload.report()
-    assert report.written > 16 * MIB and report.gpu_way and not report.failure, report
-    assert report.wrote.planned is not None, "later steps had a plan"
-    largest = max(size for known in offload._offloader._known._steps for size in known.sizes)
-    assert report.peak <= parsed("16MiB") + largest, report
-
-
-def test_a_step_on_a_gpu_takes_less_memory(device, tmp_path):
-    offload = ActivationOffload(tmp_path, budget=BUDGET)
-    plain, offloaded = plain_and_offloaded(*MODELS["transformer"], offload, device)
-    for seed in range(STEPS):
-        assert same(offloaded(seed), plain(seed))
-    assert peak_of(lambda: offloaded(0)) < 0.6 * peak_of(lambda: plain(0))
+def test_a_step_on_a_gpu_takes_less_memory(tmp_path):
+    model, batch = nn.Sequential(*(layer() for _ in range(8))), floats(16, 512, 256)
+    offload, peaks = ActivationOffload(tmp_path, budget=64 * MIB), []
+    for around in (offload, nullcontext()):
+        for _ in range(3):
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with around:
+                loss = model(batch).square().mean()
+            loss.backward()
+            torch.cuda.synchronize()
+            model.zero_grad()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] < 0.6 * peaks[1], peaks
 
 
 # --- streams
@@ -171,7 +110,7 @@ def test_memory_that_another_stream_still_reads_is_not_given_away_when_it_was_wr
 
 
 def test_what_a_captured_graph_saves_stays_and_a_warning_says_so(device, tmp_path, caplog):
-    offload = ActivationOffload(tmp_path, budget=BUDGET)
+    offload = ActivationOffload(tmp_path, budget=64 * MIB)
     leaf = torch.randn(1024, 1024, device=device, requires_grad=True)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -8,6 +8,7 @@ import pytest
 
 from fastckpt._core import metrics
 from fastckpt.offload import ActivationOffload
+from tests.e2e.offload.losses import settled as settle  # noqa: F401
 from tests.support.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
 DEADLINE = 60.0
@@ -71,10 +72,3 @@ def offload(tmp_path):
 
 def store_of(offload: ActivationOffload):
     return offload._offloader._store
-
-
-def settle(offload: ActivationOffload) -> None:
-    """Wait until nothing is on the way out."""
-    store = store_of(offload)
-    with store._moved:
-        assert store._moved.wait_for(lambda: store.in_flight == 0, DEADLINE)

@@ -3,7 +3,8 @@
 import gc
 import threading
 import weakref
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -33,16 +34,11 @@ def gradients(loss: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, inputs))
 
 
-def exp_of(offload: ActivationOffload, leaf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def exp_of(offload: AbstractContextManager[Any], leaf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A value that its own backward needs, and the loss."""
     with offload:
         value = leaf.exp()
         return value, value.sum()
-
-
-def raises_once_changed(loss: torch.Tensor) -> None:
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 def double(value: torch.Tensor) -> None:
@@ -53,21 +49,47 @@ def double(value: torch.Tensor) -> None:
 # --- rule 1: no silent wrong gradients
 
 
-def stored(offload, value):
+def at_once(offload: ActivationOffload, leaf: torch.Tensor) -> torch.Tensor:
+    value, loss = exp_of(offload, leaf)
+    double(value)
+    return loss
+
+
+def stored(offload: ActivationOffload, leaf: torch.Tensor) -> torch.Tensor:
+    value, loss = exp_of(offload, leaf)
     settle(offload)
     double(value)
+    return loss
 
 
-def on_the_way(offload, value):
+def being_written(offload: ActivationOffload, leaf: torch.Tensor) -> torch.Tensor:
+    """The writer is held where the bytes are about to leave, and finds the changed ones."""
+    with held("offload.write") as gate:
+        value, loss = exp_of(offload, leaf)
+        gate.wait_for(1)
+        double(value)
+    settle(offload)
+    return loss
+
+
+def planned_to_stay(offload: ActivationOffload, leaf: torch.Tensor) -> torch.Tensor:
+    _, loss = exp_of(offload, leaf)
+    settle(offload)
+    loss.backward()
+    loss = stored(offload, leaf)
+    assert mebibytes(offload.report().written) == 1, "the second one stays"
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("changed", "side"), [(at_once, 8), (stored, SIDE), (being_written, SIDE), (planned_to_stay, SIDE)]
+)
+def test_a_tensor_that_is_changed_in_place_before_its_backward_raises_autograds_own_error(offload, changed, side):
+    leaf = torch.ones(side, side, requires_grad=True)
+    value, own = exp_of(nullcontext(), leaf)
     double(value)
-
-
-@pytest.mark.parametrize(("when", "side"), [(stored, SIDE), (on_the_way, 8)])
-def test_a_tensor_that_is_changed_in_place_before_its_backward_raises_autograds_own_error(offload, when, side):
-    leaf, texts = torch.ones(side, side, requires_grad=True), []
-    for around in (nullcontext(), offload):
-        value, loss = exp_of(around, leaf)
-        when(offload, value)
+    texts = []
+    for loss in (own, changed(offload, leaf)):
         with pytest.raises(RuntimeError) as error:
             loss.backward()
         texts.append(str(error.value))
@@ -76,34 +98,10 @@ def test_a_tensor_that_is_changed_in_place_before_its_backward_raises_autograds_
     assert 'consistency="copy"' in texts[1]
 
 
-def test_a_tensor_that_is_changed_while_it_is_written_raises(offload):
-    """The writer is held where the bytes are about to leave, and finds the changed ones."""
-    with held("offload.write") as gate:
-        value, loss = exp_of(offload, torch.ones(SIDE, SIDE, requires_grad=True))
-        gate.wait_for(1)
-        double(value)
-    settle(offload)
-    raises_once_changed(loss)
-
-
-def test_a_tensor_that_was_planned_to_stay_and_is_changed_raises(offload):
-    leaf = torch.ones(SIDE, SIDE, requires_grad=True)
-    _, loss = exp_of(offload, leaf)
-    settle(offload)
-    loss.backward()
-    value, loss = exp_of(offload, leaf)
-    settle(offload)
-    assert mebibytes(offload.report().written) == 1, "the second one stays"
-    double(value)
-    raises_once_changed(loss)
-
-
-@pytest.mark.parametrize(("when", "side"), [(on_the_way, 8), (stored, SIDE)])
-def test_with_copies_the_values_are_those_of_the_time_of_saving(tmp_path, when, side):
-    offload = ActivationOffload(tmp_path, budget="64MiB", consistency="copy")
+@pytest.mark.parametrize(("changed", "side"), [(at_once, 8), (stored, SIDE)])
+def test_with_copies_the_values_are_those_of_the_time_of_saving(tmp_path, changed, side):
     leaf = torch.ones(side, side, requires_grad=True)
-    value, loss = exp_of(offload, leaf)
-    when(offload, value)
+    loss = changed(ActivationOffload(tmp_path, budget="64MiB", consistency="copy"), leaf)
     assert torch.equal(gradients(loss, leaf)[0], torch.ones(side, side).exp())
 
 
@@ -243,14 +241,11 @@ def raise_in_the_backward(offload, leaf, loss):
         value.backward()
 
 
-ENDS = {
-    "a backward": lambda offload, leaf, loss: loss.backward(),
-    "an error in the forward": raise_in_the_forward,
-    "an error in the backward": raise_in_the_backward,
-}
+def backward(offload, leaf, loss):
+    loss.backward()
 
 
-@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("end", [backward, raise_in_the_forward, raise_in_the_backward])
 def test_regions_are_free_after_each_end_of_a_graph_and_the_file_does_not_grow(tmp_path, end):
     offload = ActivationOffload(tmp_path, budget="4MiB")
     leaf = square(requires_grad=True)
@@ -287,19 +282,12 @@ def test_a_graph_that_is_dropped_is_freed_although_its_nodes_saved_their_own_res
 # --- rule 5: each kind of step has a plan
 
 
-@pytest.fixture
-def fast_disk(monkeypatch):
+def test_steps_that_differ_are_profiled_once_each_and_each_has_its_plan(tmp_path, monkeypatch):
     """Plans count on transfers that take no time, so they choose in the order of the forward on any machine."""
     monkeypatch.setattr(RateMeter, "rate", 1e18)
-
-
-def test_steps_that_differ_are_profiled_once_each_and_each_has_its_plan(tmp_path, fast_disk):
-    offload = ActivationOffload(tmp_path, budget="8MiB")
-    planned = []
-    listener = planned.append
-    metrics.listen(listener)
+    offload, planned, written = ActivationOffload(tmp_path, budget="8MiB"), [], []
+    metrics.listen(listener := planned.append)
     try:
-        written = []
         for side in (SIDE, SIDE, 2 * SIDE, 2 * SIDE, SIDE, 2 * SIDE):
             leaf = torch.randn(SIDE, side, requires_grad=True)
             before = offload.report().written

@@ -56,27 +56,33 @@ def file(tmp_path):
     return made
 
 
+def put(library, **values: int) -> None:
+    for name, value in values.items():
+        (ctypes.c_ssize_t if name in ("most", "answer") else ctypes.c_int).in_dll(library, name).value = value
+
+
 @pytest.fixture
 def cufile(library, file):
-    for name, kind, value in (("most", ctypes.c_ssize_t, 1 << 30), ("answer", ctypes.c_ssize_t, 0)):
-        kind.in_dll(library, name).value = value
-    for name in ("number", "calls", "spoil"):
-        ctypes.c_int.in_dll(library, name).value = 0
+    put(library, most=1 << 30, answer=0, number=0, calls=0, spoil=0)
     # Through the page cache: host memory of torch is not aligned for O_DIRECT.
     descriptor = os.open(f"/proc/self/fd/{file.descriptor}", os.O_RDWR)
     yield CuFile(descriptor, file.unit, library._name)
     os.close(descriptor)
 
 
-def test_bytes_come_back_also_in_several_calls(library, file, cufile):
-    ctypes.c_ssize_t.in_dll(library, "most").value = 3 * file.unit + 100  # the part of a unit is asked for again
+def test_bytes_come_back_also_in_several_calls_and_a_trial_finds_those_that_went_elsewhere(library, file, cufile):
     region = file.take(8 * file.unit)
+    check(cufile, file, CPU, region.start + file.unit)
+    put(library, most=3 * file.unit + 100, calls=0)  # the part of a unit is asked for again
     memory = torch.randint(0, 256, (7 * file.unit,), dtype=torch.uint8)
     found = torch.zeros_like(memory)
     cufile.write(memory, region.start + file.unit)
     assert ctypes.c_int.in_dll(library, "calls").value == 3
     cufile.read(found, region.start + file.unit)
     assert torch.equal(found, memory)
+    put(library, most=1 << 30, spoil=1)
+    with pytest.raises(OSError, match="did not write what it was given"):
+        check(cufile, file, CPU, region.start)
 
 
 @pytest.mark.parametrize(
@@ -88,19 +94,10 @@ def test_bytes_come_back_also_in_several_calls(library, file, cufile):
     ],
 )
 def test_what_cufile_cannot_do_is_an_error_of_the_file(library, file, cufile, name, answer, number, expected):
-    ctypes.c_ssize_t.in_dll(library, "answer").value = answer
-    ctypes.c_int.in_dll(library, "number").value = number
+    put(library, answer=answer, number=number)
     with pytest.raises(OSError, match=f"cuFile cannot {name}: {expected}") as error:
         getattr(cufile, name)(torch.zeros(file.unit, dtype=torch.uint8), 0)
     assert error.value.errno == (number or errno.EIO)
-
-
-def test_a_trial_finds_bytes_that_went_elsewhere(library, file, cufile):
-    region = file.take(8 * file.unit)
-    check(cufile, file, CPU, region.start + file.unit)
-    ctypes.c_int.in_dll(library, "spoil").value = 1
-    with pytest.raises(OSError, match="did not write what it was given"):
-        check(cufile, file, CPU, region.start)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there may be GPUDirect Storage")

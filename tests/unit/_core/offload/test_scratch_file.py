@@ -4,7 +4,6 @@ import errno
 import gc
 import os
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +14,7 @@ from fastckpt._core.io.unbuffered import SECTOR
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.staging import STAGING
 from fastckpt._core.offload.transfers import Transfers, Written
+from tests.support.forked_programs import run
 
 MIB = 1 << 20
 
@@ -118,8 +118,6 @@ file = ScratchFile(Path(sys.argv[1]))
 """
 
 
-def test_the_file_is_open_for_threads_that_read_while_the_process_ends(tmp_path):
+def test_the_file_is_open_for_threads_that_read_while_the_process_ends(tmp_path, forked_launchers):
     """Closed earlier, its number may be that of another file, whose bytes a daemon thread would take for its own."""
-    command = [sys.executable, "-c", STILL_OPEN, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, "open\n"), done.stderr
+    assert run(tmp_path, STILL_OPEN, [(tmp_path,)]) == [(0, "open\n")]
