@@ -9,16 +9,21 @@ from fastckpt._core.config import AGENT_VARIABLE, PLACE_VARIABLE, RankInfo
 from fastckpt._core.launcher_places import launcher_place
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import ConfigError
+from tests.support.tables import for_each
 
 MASKED = {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def numbers(**values: int) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
 
 
 def torchrun(rank: int, *nodes: int, masked: bool = False) -> dict[str, str]:
     """What torchrun sets for a rank on nodes of so many ranks."""
     node = next(node for node in range(len(nodes)) if rank < sum(nodes[: node + 1]))
     sizes = {"LOCAL_WORLD_SIZE": nodes[node], "GROUP_RANK": node, "GROUP_WORLD_SIZE": len(nodes)}
-    found = {"RANK": rank, "WORLD_SIZE": sum(nodes), "LOCAL_RANK": rank - sum(nodes[:node]), **sizes}
-    return {name: str(value) for name, value in found.items()} | (MASKED if masked else {})
+    found = numbers(RANK=rank, WORLD_SIZE=sum(nodes), LOCAL_RANK=rank - sum(nodes[:node]), **sizes)
+    return found | (MASKED if masked else {})
 
 
 def place(environment: dict[str, str]) -> tuple[int, ...]:
@@ -27,7 +32,7 @@ def place(environment: dict[str, str]) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-@pytest.mark.parametrize("nodes", [(4,), (2, 2), (1, 1, 1), (3, 2, 1)])
+@for_each((4,), (2, 2), (1, 1, 1), (3, 2, 1))
 def test_torchrun_tells_the_place_of_each_rank_also_where_each_sees_its_own_device_alone(nodes: tuple[int, ...]):
     expected = [(local, here, node, len(nodes)) for node, here in enumerate(nodes) for local in range(here)]
     assert [place(torchrun(rank, *nodes)) for rank in range(sum(nodes))] == expected
@@ -35,49 +40,32 @@ def test_torchrun_tells_the_place_of_each_rank_also_where_each_sees_its_own_devi
         assert [place(torchrun(rank, *nodes, masked=True)) for rank in range(sum(nodes))] == expected
 
 
-def numbers(**values: int) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
-
-
 def slurm(rank: int, local: int, node: int, tasks: str, **more: str) -> dict[str, str]:
-    own = {"SLURM_PROCID": rank, "SLURM_LOCALID": local, "SLURM_NODEID": node}
-    sizes = {"SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_STEP_NUM_NODES": 2, "SLURM_STEP_NUM_TASKS": 5}
-    sizes |= {"RANK": rank, "WORLD_SIZE": 5}
-    return {name: str(value) for name, value in (own | sizes).items()} | more
+    own = numbers(SLURM_PROCID=rank, SLURM_LOCALID=local, SLURM_NODEID=node, RANK=rank, WORLD_SIZE=5)
+    sizes = numbers(SLURM_STEP_NUM_NODES=2, SLURM_STEP_NUM_TASKS=5)
+    return own | sizes | {"SLURM_STEP_TASKS_PER_NODE": tasks} | more
 
 
 def mpi(rank: int, world: int, here: int, names: tuple[str, str, str, str]) -> dict[str, str]:
-    found = dict(zip(names, (rank, rank % here, here, world), strict=True)) | {"RANK": rank, "WORLD_SIZE": world}
-    return {name: str(value) for name, value in found.items()}
+    return numbers(**dict(zip(names, (rank, rank % here, here, world), strict=True)), RANK=rank, WORLD_SIZE=world)
 
 
 OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        pytest.param(slurm(1, 1, 0, "3,2"), (1, 3, 0, 2), id="slurm"),
-        pytest.param(slurm(4, 1, 1, "3,2", **MASKED), (1, 2, 1, 2), id="slurm, one device per task"),
-        pytest.param(slurm(2, 2, 0, "3(x1),2", LOCAL_RANK="2"), (2, 3, 0, 2), id="slurm, counted"),
-        pytest.param(mpi(3, 4, 2, OPEN_MPI) | MASKED, (1, 2, 1, 2), id="mpirun, one device"),
-        pytest.param(torchrun(1, 4) | {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, (1, 4, 0, 1), id="torchrun by srun"),
-        pytest.param({"RANK": "3", "WORLD_SIZE": "4"}, (3, 4, 0, 1), id="by hand, one node"),
-        pytest.param(
-            slurm(0, 0, 0, "1", SLURM_STEP_NUM_TASKS="1", LOCAL_RANK="0"), (0, 5, 0, 1), id="workers of a task of slurm"
-        ),
-        pytest.param(torchrun(0, 8) | {"WORLD_SIZE": "1"}, (0, 1, 0, 1), id="a child of its own"),
-        pytest.param(torchrun(3, 3, 2, 1) | {"CUDA_VISIBLE_DEVICES": "-1"}, (0, 2, 1, 3), id="no device"),
-        pytest.param(
-            numbers(RANK=3, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, NODE_RANK=1, LOCAL_RANK=1), (1, 2, 1, 2), id="ray"
-        ),
-        pytest.param({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3"}, (0, 1, 0, 1), id="one rank, device 3"),
-        pytest.param(
-            numbers(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_SIZE=4, CROSS_RANK=1, CROSS_SIZE=2),
-            (1, 4, 1, 2),
-            id="deepspeed",
-        ),
-    ],
+@for_each(
+    ("slurm", slurm(1, 1, 0, "3,2"), (1, 3, 0, 2)),
+    ("slurm, one device per task", slurm(4, 1, 1, "3,2", **MASKED), (1, 2, 1, 2)),
+    ("slurm, counted", slurm(2, 2, 0, "3(x1),2", LOCAL_RANK="2"), (2, 3, 0, 2)),
+    ("mpirun, one device", mpi(3, 4, 2, OPEN_MPI) | MASKED, (1, 2, 1, 2)),
+    ("torchrun by srun", torchrun(1, 4) | {"SLURM_PROCID": "1", "SLURM_NODEID": "1"}, (1, 4, 0, 1)),
+    ("by hand, one node", numbers(RANK=3, WORLD_SIZE=4), (3, 4, 0, 1)),
+    ("workers of a task of slurm", slurm(0, 0, 0, "1", SLURM_STEP_NUM_TASKS="1", LOCAL_RANK="0"), (0, 5, 0, 1)),
+    ("a child of its own", torchrun(0, 8) | {"WORLD_SIZE": "1"}, (0, 1, 0, 1)),
+    ("no device", torchrun(3, 3, 2, 1) | {"CUDA_VISIBLE_DEVICES": "-1"}, (0, 2, 1, 3)),
+    ("ray", numbers(RANK=3, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, NODE_RANK=1, LOCAL_RANK=1), (1, 2, 1, 2)),
+    ("one rank, device 3", numbers(RANK=0, WORLD_SIZE=1, LOCAL_RANK=3), (0, 1, 0, 1)),
+    ("deepspeed", numbers(RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_SIZE=4, CROSS_RANK=1, CROSS_SIZE=2), (1, 4, 1, 2)),
 )
 def test_other_launchers_tell_it_in_variables_of_their_own(environment: dict[str, str], expected: tuple[int, ...]):
     assert place(environment) == expected

@@ -10,46 +10,38 @@ from fastckpt._core.ipc.messages import Logged
 from fastckpt._core.logged_values import LONGEST, MOST, LoggedValues
 from fastckpt._core.saver.ranks_values import RanksValues
 from fastckpt.errors import ConfigError
+from tests.support.tables import for_each
 
 
-@pytest.fixture
-def values():
-    return LoggedValues()
-
-
-@pytest.mark.parametrize(
-    ("given", "number"),
-    [
-        (1, 1.0), (0.5, 0.5), (True, 1.0), (np.float32(2), 2.0), (np.array([3.0]).squeeze(), 3.0),
-        (torch.tensor(4.0), 4.0), (torch.tensor([5]), 5.0), (torch.tensor(6.0, requires_grad=True), 6.0),
-        (math.inf, math.inf), (torch.tensor(-math.inf), -math.inf), (math.nan, math.nan),
-    ],
+@for_each(
+    (1, 1.0), (0.5, 0.5), (True, 1.0), (np.float32(2), 2.0), (np.array([3.0]).squeeze(), 3.0),
+    (torch.tensor(4.0), 4.0), (torch.tensor([5]), 5.0), (torch.tensor(6.0, requires_grad=True), 6.0),
+    (math.inf, math.inf), (torch.tensor(-math.inf), -math.inf), (math.nan, math.nan),
 )  # fmt: skip
-def test_numbers_and_tensors_of_one_element_are_logged(values, given, number):
+def test_numbers_and_tensors_of_one_element_are_logged(given, number):
+    values = LoggedValues()
     values.put(np.int64(3), {"loss": given})
-    step, found = values.take()
-    assert (step, found) == (3, pytest.approx({"loss": number}, nan_ok=True))
+    assert values.take() == (3, pytest.approx({"loss": number}, nan_ok=True))
 
 
-@pytest.mark.parametrize(
-    ("step", "named", "message"),
-    [
-        (-1, {"a": 1}, "the step of metrics.log is -1; give a whole number, 0 or more"),
-        (1, [("a", 1)], "the values of metrics.log are a list; give a dictionary"),
-        (1, {"": 1}, f"a name of metrics.log is ''; give 1 to {LONGEST} printable"),
-        (1, {"a" * (LONGEST + 1): 1}, "a name of metrics.log is"),
-        (1, {"a": "0.5"}, "the value 'a' of metrics.log is '0.5'; give a number, or a tensor of one element"),
-        (1, {"a": torch.zeros(2)}, r"the value 'a' of metrics.log is a Tensor; .* such as loss.mean\(\)"),
-        (1, {"a": torch.zeros(1, device="meta")}, "the value 'a' of metrics.log is a Tensor; give"),
-    ],
+@for_each(
+    (-1, {"a": 1}, "the step of metrics.log is -1; give a whole number, 0 or more"),
+    (1, [("a", 1)], "the values of metrics.log are a list; give a dictionary"),
+    (1, {"": 1}, f"a name of metrics.log is ''; give 1 to {LONGEST} printable"),
+    (1, {"a" * (LONGEST + 1): 1}, "a name of metrics.log is"),
+    (1, {"a": "0.5"}, "the value 'a' of metrics.log is '0.5'; give a number, or a tensor of one element"),
+    (1, {"a": torch.zeros(2)}, r"the value 'a' of metrics.log is a Tensor; .* such as loss.mean\(\)"),
+    (1, {"a": torch.zeros(1, device="meta")}, "the value 'a' of metrics.log is a Tensor; give"),
 )
-def test_what_cannot_be_logged_is_refused_with_its_value_and_the_remedy(values, step, named, message):
+def test_what_cannot_be_logged_is_refused_with_its_value_and_the_remedy(step, named, message):
+    values = LoggedValues()
     with pytest.raises(ConfigError, match=message):
         values.put(step, {"good": 1} | named if isinstance(named, dict) else named)
     assert values.take() == (0, {})
 
 
-def test_names_are_limited_in_number_but_not_the_calls(values):
+def test_names_are_limited_in_number_but_not_the_calls():
+    values = LoggedValues()
     for step in range(3):
         values.put(step, {f"name{number}": step for number in range(MOST)})
     with pytest.raises(ConfigError, match=f"'more' would be name {MOST + 1} or later .* may use {MOST}: leave out"):

@@ -20,7 +20,7 @@ COMMANDS = {
 def python(folder: Path, torch: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python where torch says that it is of this release; nothing of it is to be imported."""
     found = folder / "torch/version.py"
-    found.parent.mkdir()
+    found.parent.mkdir(exist_ok=True)
     found.write_text(
         f"from typing import Optional\n\n__all__ = ['__version__']\n__version__ = '{torch}'\ndebug = False\n"
     )
@@ -51,13 +51,9 @@ def test_a_script_reports_last_that_torch_is_too_old(tmp_path: Path):
     assert ended.stderr.splitlines()[-1].endswith(text)
 
 
-def test_a_newer_torch_gets_a_warning(tmp_path: Path):
+def test_a_newer_torch_gets_a_warning_and_one_of_an_unknown_version_none(tmp_path: Path):
     ended = python(tmp_path, "2.16.0.dev20261101", "-c", "import fastckpt")
     assert ended.returncode == 0
     assert "torch 2.16.0.dev20261101 is newer than all" in ended.stderr and NEEDED in ended.stderr
-
-
-@pytest.mark.parametrize("release", ["unknown"])
-def test_prerelease_and_unknown_torch_versions_get_no_warning(tmp_path: Path, release: str):
-    ended = python(tmp_path, release, "-c", "import fastckpt")
+    ended = python(tmp_path, "unknown", "-c", "import fastckpt")
     assert (ended.returncode, ended.stderr) == (0, "")

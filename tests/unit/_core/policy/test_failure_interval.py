@@ -3,9 +3,10 @@
 import pytest
 
 from fastckpt._core.policy.failure_interval import failure_interval
+from tests.support.tables import for_each
 
 
-@pytest.mark.parametrize(("failures", "low", "high"), [(1, 0.0513, 4.744), (10, 5.425, 16.962), (50, 38.965, 63.287)])
+@for_each((1, 0.0513, 4.744), (10, 5.425, 16.962), (50, 38.965, 63.287))
 def test_the_bounds_of_the_mean_time_are_those_of_exact_quantiles(failures: int, low: float, high: float):
     """Bounds of a Poisson distributed number's mean at 90% of both sides (Garwood 1936)."""
     found = failure_interval(failures, 1000.0)

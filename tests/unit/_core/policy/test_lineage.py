@@ -1,11 +1,11 @@
 """Lines of training: as a table, and that retention in one never asks what another has."""
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.lineage import heads, kept, lines, merged, passed_over, past
 from fastckpt._core.policy.retention import KeepBest, KeepEvery, KeepLast, RetentionEntry
+from tests.support.tables import for_each
 
 
 def entry(history: int, step: int, *before: int, loss: float = 0.0) -> RetentionEntry:
@@ -31,28 +31,23 @@ def test_what_a_resume_passed_over_is_kept_and_counts_for_no_policy():
     assert kept(KeepLast(2), before + bad) == {(1, 3), (1, 4)}  # nothing has passed them over yet
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [([[1, 3], [2, 4]], {(1, 3), (2, 4)}), ([[1], "x", 5], set()), ("nonsense", set()), (7, set())],
-)
+@for_each(([[1, 3], [2, 4]], {(1, 3), (2, 4)}), ([[1], "x", 5], set()), ("nonsense", set()), (7, set()))
 def test_what_was_passed_over_comes_from_the_details(said, expected):
     assert passed_over({"passed_over": said}) == expected and not passed_over({})
 
 
-@pytest.mark.parametrize(
-    ("details", "parent", "expected"),
-    [
-        ({}, None, ()),
-        ({}, (3, 7), ((3, 3),)),
-        ({"histories": [[1, 3], [5, 5]]}, (5, 7), ((1, 3), (5, 5))),
-        ({"histories": [[1], "x", [1, "2"], [4, 4]]}, None, ((4, 4),)),
-        ({"histories": "nonsense"}, (5, 7), ((5, 5),)),
-    ],
+@for_each(
+    ({}, None, ()),
+    ({}, (3, 7), ((3, 3),)),
+    ({"histories": [[1, 3], [5, 5]]}, (5, 7), ((1, 3), (5, 5))),
+    ({"histories": [[1], "x", [1, "2"], [4, 4]]}, None, ((4, 4),)),
+    ({"histories": "nonsense"}, (5, 7), ((5, 5),)),
 )
 def test_the_past_of_a_history_comes_from_its_details_or_parent(details, parent, expected):
     assert past(details, parent) == expected
 
 
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(1, 3), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)))),

@@ -13,6 +13,7 @@ from fastckpt._core.policy.node_check import (
     judge,
     second_pairs,
 )
+from tests.support.tables import for_each
 
 OK, PROBLEM, UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -32,17 +33,14 @@ def check(nodes, bad=(), slow=(), broken=(), rate=100.0):
     return judge(nodes, first, measured(second_pairs(nodes, first)))
 
 
-@pytest.mark.parametrize(
-    ("limits", "name", "limit"),
-    [
-        (CheckLimits({"disk": 50.0}, {"disk /data": 400.0}), "disk /data", 50.0),
-        (CheckLimits({"disk": 50.0, "disk /data": 7.0}, {}), "disk /data", 7.0),
-        (CheckLimits({}, {"disk /data": 400.0}), "disk /data", 200.0),
-        (CheckLimits({}, {"disk /data": 400.0}, 0.75), "disk /data", 300.0),
-        (CheckLimits({}, {"shm": 4000.0}), "shm", FLOORS["shm"]),
-        (CheckLimits({}, {"matmul cuda:0": 1e4}), "matmul cuda:1", FLOORS["matmul"]),
-        (CheckLimits({}, {}), "devices", None),
-    ],
+@for_each(
+    (CheckLimits({"disk": 50.0}, {"disk /data": 400.0}), "disk /data", 50.0),
+    (CheckLimits({"disk": 50.0, "disk /data": 7.0}, {}), "disk /data", 7.0),
+    (CheckLimits({}, {"disk /data": 400.0}), "disk /data", 200.0),
+    (CheckLimits({}, {"disk /data": 400.0}, 0.75), "disk /data", 300.0),
+    (CheckLimits({}, {"shm": 4000.0}), "shm", FLOORS["shm"]),
+    (CheckLimits({}, {"matmul cuda:0": 1e4}), "matmul cuda:1", FLOORS["matmul"]),
+    (CheckLimits({}, {}), "devices", None),
 )
 def test_a_limit_is_what_is_given_else_a_share_of_the_baseline_else_the_floor(limits, name, limit):
     assert limits.of(name) == limit
@@ -87,13 +85,13 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("count", "wrong", "expected"), TABLE)
+@for_each(*TABLE)
 def test_verdicts_of_both_rounds(count, wrong, expected):
     found = check(list(range(count)), **wrong)
     assert {node: each.verdict for node, each in found.items() if each.verdict is not OK} == expected
 
 
-@pytest.mark.parametrize(("count", "slow"), [(2, {0}), (3, {2}), (4, {0}), (7, {6}), (8, {1, 4})])
+@for_each((2, {0}), (3, {2}), (4, {0}), (7, {6}), (8, {1, 4}))
 def test_slow_nodes_are_told_from_their_partners(count, slow):
     """Of two neither is, for both measure the same."""
     found = check(list(range(count)), slow=slow)
@@ -116,7 +114,7 @@ def test_no_good_node_is_called_bad_and_no_bad_one_good_and_links_make_none_bad_
     assert all(each.rate is None for each in found.values() if each.verdict is PROBLEM)
 
 
-@pytest.mark.parametrize("wrong", [{"verdict": "fine"}, {"name": 1}, {"message": 1}, {"value": "fast"}, {"more": 1}])
+@for_each({"verdict": "fine"}, {"name": 1}, {"message": 1}, {"value": "fast"}, {"more": 1})
 def test_what_is_no_result_is_refused(wrong):
     for record in (None, {"name": "a"}, {"name": "a", "verdict": "ok"} | wrong):
         with pytest.raises(ValueError):

@@ -1,45 +1,44 @@
-"""The plan of what is offloaded: a table, and properties of any plan."""
+"""The plan of what is offloaded, the model of a step under it, and the least budget: tables, properties of any plan."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.policy.offload_budget import least_budget
 from fastckpt._core.policy.offload_plan import OffloadPlan, plan
 from fastckpt._core.policy.offload_step import SavedTensor, StepProfile, room, simulate
+from tests.support.tables import for_each
 
 LAYERS = 32
 
 FAST = 1e9
 
 
-def network(*sizes: int, ratios: tuple[float, ...] = (), write: float = FAST, read: float = FAST) -> StepProfile:
+def network(*sizes: int, ratios: Sequence[float] | float = 1.0, **rates: float) -> StepProfile:
     """One tensor saved at the end of each second of the forward, and needed in the reverse order, every two seconds."""
     count = len(sizes)
-    tensors = (
-        SavedTensor(size, i + 1.0, 2.0 * (count - 1 - i), ratio)
-        for i, (size, ratio) in enumerate(zip(sizes, ratios or (1.0,) * count, strict=True))
-    )
-    return StepProfile(tuple(tensors), count + 0.001, 2.0 * count, write, read)
+    each = [ratios] * count if isinstance(ratios, float) else ratios
+    tensors = (SavedTensor(size, i + 1.0, 2.0 * (count - 1 - i), each[i]) for i, size in enumerate(sizes))
+    rates = {"write_rate": FAST, "read_rate": FAST} | rates
+    return StepProfile(tuple(tensors), float(count), 2.0 * count, **rates)
 
 
 def chosen(plan: OffloadPlan) -> tuple[list[int], list[int]]:
     return sorted(plan.offloaded), sorted(plan.compressed)
 
 
-@pytest.mark.parametrize(
-    ("profile", "budget", "offloaded", "compressed"),
-    [
-        (network(), 0, [], []),
-        (network(8, 8, 8, 8), 32, [], []),  # all fits: nothing is written, and nothing is in flight
-        (network(8, 8, 8, 8), 31, [0], []),  # 24 may stay: what is not in flight
-        (network(8, 8, 8, 8, 8), 32, [0, 1], []),
-        (network(8, 8, 8, 8), 0, [0, 1, 2, 3], []),
-        (network(1, 1, 20, 1, 1), 16, [2], []),  # the first ones need not go when the third one must
-        # Phase 1 fits with fast storage: nothing is compressed, however compressible.
-        (network(8, 8, 8, 8, 8, ratios=(0.1,) * 5), 32, [0, 1], []),
-    ],
+@for_each(
+    (network(), 0, [], []),
+    (network(8, 8, 8, 8), 32, [], []),  # all fits: nothing is written, and nothing is in flight
+    (network(8, 8, 8, 8), 31, [0], []),  # 24 may stay: what is not in flight
+    (network(8, 8, 8, 8, 8), 32, [0, 1], []),
+    (network(8, 8, 8, 8), 0, [0, 1, 2, 3], []),
+    (network(1, 1, 20, 1, 1), 16, [2], []),  # the first ones need not go when the third one must
+    # Phase 1 fits with fast storage: nothing is compressed, however compressible.
+    (network(8, 8, 8, 8, 8, ratios=0.1), 32, [0, 1], []),
 )
 def test_a_plan_writes_the_first_tensors_and_no_more_than_it_must(
     profile: StepProfile, budget: int, offloaded: list[int], compressed: list[int]
@@ -69,7 +68,7 @@ def steps(draw: st.DrawFn, most: int = 30) -> StepProfile:
     return StepProfile(tuple(tensors), forward, slower * forward, write, read, *codecs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(steps(), st.floats(0, 1.2))
 def test_what_a_plan_says_of_itself_is_so(profile: StepProfile, share: float) -> None:
     sizes = [tensor.size for tensor in profile.tensors]
@@ -93,23 +92,20 @@ def test_what_a_plan_says_of_itself_is_so(profile: StepProfile, share: float) ->
     assert last is None or found.predicted_wait or found.resident + sizes[last] > room(budget)
 
 
-@pytest.mark.parametrize(
-    ("ratios", "rate", "compresses", "waits"),
-    [
-        # What is chosen already is compressed first, and only as many as must be.
-        ({i: 0.5 for i in range(32)}, 0.7, True, False),
-        # Storage is too slow for 20: some that compress take the place of the last ones that do not.
-        ({i: 0.01 for i in range(20, 32)}, 0.5, True, False),
-        # Where it is a little faster, the pause between the first tensors and the last ones is enough.
-        ({i: 0.01 for i in range(20, 32)}, 0.9, False, False),
-        # Nothing compresses: the plan says what the step costs.
-        ({}, 0.5, False, True),
-    ],
+@for_each(
+    # What is chosen already is compressed first, and only as many as must be.
+    ({i: 0.5 for i in range(32)}, 0.7, True, False),
+    # Storage is too slow for 20: some that compress take the place of the last ones that do not.
+    ({i: 0.01 for i in range(20, 32)}, 0.5, True, False),
+    # Where it is a little faster, the pause between the first tensors and the last ones is enough.
+    ({i: 0.01 for i in range(20, 32)}, 0.9, False, False),
+    # Nothing compresses: the plan says what the step costs.
+    ({}, 0.5, False, True),
 )
 def test_where_storage_is_too_slow_compressible_tensors_take_the_place_of_others(
-    ratios: dict[int, float], rate: float, *, compresses: bool, waits: bool
+    ratios: dict[int, float], rate: float, compresses: bool, waits: bool
 ) -> None:
-    profile = network(*[1] * LAYERS, ratios=tuple(ratios.get(i, 1.0) for i in range(LAYERS)), write=rate)
+    profile = network(*[1] * LAYERS, ratios=[ratios.get(i, 1.0) for i in range(LAYERS)], write_rate=rate)
     found = plan(profile, 16)
     assert len(found.offloaded) == 20
     assert found.compressed <= ratios.keys()
@@ -118,3 +114,54 @@ def test_where_storage_is_too_slow_compressible_tensors_take_the_place_of_others
     assert (found.predicted_wait > 0) == waits
     if not waits:
         assert simulate(profile, 16, range(20), ()).wait > 0 or found.offloaded == set(range(20))
+
+
+# --- a step, by hand
+
+
+def slow(*sizes: int, **options: float) -> StepProfile:
+    """Storage that takes a second for ten bytes."""
+    return network(*sizes, **{"write_rate": 10.0, "read_rate": 10.0} | options)
+
+
+FOUR = slow(10, 10, 10, 10)
+
+
+@for_each(
+    (FOUR, 40, (), 0.0, 40),
+    # Written within the second after it is saved, read in the six seconds before it is needed.
+    (FOUR, 40, (0,), 0.0, 40),
+    # The last one is handed back from memory: it is needed when the backward begins.
+    (FOUR, 40, (3,), 0.0, 40),
+    # Both are written by the end of the forward, which holds two. Both are read before the second node begins
+    # at 6, which frees the last tensor.
+    (FOUR, 40, (0, 1), 0.0, 40),
+    # Each write takes two seconds. The limit in flight is 10, so the second tensor waits one second for the first
+    # one, and the third, which is one second later then, one for the second one.
+    (slow(10, 10, 10, 10, write_rate=5.0), 40, (0, 1, 2), 2.0, 30),
+    # A read takes five seconds. The backward begins at 4; the second tensor, needed at 8, is there at 9, and the
+    # first one, needed at 11 then, at 14.
+    (slow(10, 10, 10, 10, read_rate=2.0), 40, (0, 1), 4.0, 30),
+    # Nothing may be in flight: three tensors wait a second each for the one before. Each read begins when it
+    # is needed, since only then the memory of the one before is free, and takes a second.
+    (slow(10, 10, 10, 10, write_rate=5.0), 0, (0, 1, 2, 3), 6.0, 20),
+)
+def test_a_step_waits_for_writes_in_flight_and_for_reads_that_come_late(
+    profile: StepProfile, budget: int, offloaded: tuple[int, ...], wait: float, peak: int
+) -> None:
+    outcome = simulate(profile, budget, offloaded, ())
+    assert (outcome.wait, outcome.peak) == (pytest.approx(wait), peak)
+
+
+def test_a_compressed_tensor_takes_a_part_of_the_disk_and_the_time_of_the_codec() -> None:
+    rates = {"ratios": 0.5, "write_rate": 5.0, "read_rate": 1000.0}
+    assert simulate(slow(10, 10, 10, 10, **rates), 40, (0, 1, 2), (0, 1, 2)).wait == 0
+    # One second for each on the disk, and one in the codec: as long as without compression.
+    with_codec = slow(10, 10, 10, 10, encode_rate=10.0, **rates)
+    assert simulate(with_codec, 40, (0, 1, 2), (0, 1, 2)).wait == simulate(with_codec, 40, (0, 1, 2), ()).wait > 0
+
+
+def test_a_fast_disk_needs_what_is_on_the_way_and_a_slow_one_takes_all() -> None:
+    assert least_budget(network(*[10] * 100)) == 40
+    assert least_budget(network(*[10] * 100, write_rate=1e-9, read_rate=1e-9)) >= 1000 * (1 - 1 / 64)
+    assert least_budget(network()) == 0

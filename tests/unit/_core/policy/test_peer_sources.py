@@ -4,8 +4,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 
-import pytest
-
 from fastckpt._core.policy.peer_sources import (
     NodeHolding,
     ParityHolding,
@@ -16,6 +14,7 @@ from fastckpt._core.policy.peer_sources import (
     with_rebuilt,
 )
 from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation, choose
+from tests.support.tables import for_each
 
 MAIN = "model.pt"
 
@@ -41,17 +40,14 @@ def at(node: int, step: int = 5) -> CheckpointLocation:
     return CheckpointLocation(1, step, PEER, node, "a")
 
 
-@pytest.mark.parametrize(
-    ("held", "found"),
-    [
-        ([holding(0, [0, 1])], [set(), {at(1)}]),  # node 1 is fresh, and node 0 has kept its rank's file
-        ([holding(1, [0, 1])], [set(), set()]),  # nobody knows whether its model is that of node 0
-        ([holding(1, [0, 1], alike=True)], [{at(0)}, set()]),
-        ([holding(0, [0, 1], wanted=False)], [set(), set()]),
-        ([holding(0, [1], saved_as=1, alike=True), holding(1, [0], saved_as=0)], [{at(0)}, {at(1)}]),  # renumbered
-        ([holding(0, [0]), holding(1, [1], saved_as=-1)], [set(), {at(1)}]),  # kept for others alone
-        ([holding(0, [0], world_size=1)], [set(), {at(1)}]),  # rank 1 was none when it was saved
-    ],
+@for_each(
+    ([holding(0, [0, 1])], [set(), {at(1)}]),  # node 1 is fresh, and node 0 has kept its rank's file
+    ([holding(1, [0, 1])], [set(), set()]),  # nobody knows whether its model is that of node 0
+    ([holding(1, [0, 1], alike=True)], [{at(0)}, set()]),
+    ([holding(0, [0, 1], wanted=False)], [set(), set()]),
+    ([holding(0, [1], saved_as=1, alike=True), holding(1, [0], saved_as=0)], [{at(0)}, {at(1)}]),  # renumbered
+    ([holding(0, [0]), holding(1, [1], saved_as=-1)], [set(), {at(1)}]),  # kept for others alone
+    ([holding(0, [0], world_size=1)], [set(), {at(1)}]),  # rank 1 was none when it was saved
 )
 def test_a_rank_reaches_what_other_nodes_hold(held: list[NodeHolding], found: list[set[CheckpointLocation]]):
     assert reachable(held, [0, 1], MAIN) == found
@@ -69,9 +65,8 @@ Kind = tuple[bool, tuple[int, ...]] | None
 """Whether a node has its model of a save, and the ranks of which it has the files; None if it has nothing."""
 
 
-@pytest.mark.parametrize("part", [23])
-@pytest.mark.parametrize("allow_lost", [False, True])
-def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool, part: int):
+@for_each(False, True)
+def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool):
     """Three nodes of a rank each, what each holds of two saves, and which of them is on storage: one of so many cases.
 
     All ranks resume the newest save that each could load, by what is there. Each file of it has a source; no model is
@@ -81,7 +76,7 @@ def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_
     old: list[Kind] = [None, (True, (0, 1)), (True, (2,))]
     fetched = lost = 0
     cases = itertools.product(itertools.product(new, repeat=3), itertools.product(old, repeat=3))
-    for of_new, of_old in itertools.islice(cases, None, None, part):
+    for of_new, of_old in itertools.islice(cases, None, None, 23):
         for alike, stored in itertools.product((False, True), (0, 5, 6)):
             kinds = {5: of_old, 6: of_new}
             held = [_held(n, kind, step, alike=alike) for step in kinds for n, kind in enumerate(kinds[step]) if kind]
@@ -154,7 +149,7 @@ def divided(
     return holding(node, (), saved_as=saved, world_size=world_size, alike=alike, **more)._replace(ranks=files)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@for_each(2, 3)
 def test_a_divided_state_is_reached_exactly_if_some_node_has_each_shard_that_is_needed(count: int):
     """Exhaustive: three ranks have saved; nodes of now hold their own part or none, and copies of any others."""
     nodes, saved = range(count), range(3)
@@ -221,7 +216,7 @@ OF_ANOTHER_GROUP = ParityHolding(GROUP[1:], "c", {})
 SHARDS = [own(rank) for rank in range(4)]
 
 
-@pytest.mark.parametrize("lost", [0, 2])
+@for_each(0, 2)
 def test_a_lost_nodes_files_are_reached_if_all_others_of_its_group_have_parity(lost: int):
     left = [with_parity(node) for node in range(4) if node != lost]
     found = with_rebuilt([NodeHolding.from_json(json.loads(json.dumps(each.to_json()))) for each in left])
@@ -231,15 +226,12 @@ def test_a_lost_nodes_files_are_reached_if_all_others_of_its_group_have_parity(l
     assert not any(reachable(left, range(4), MAIN, SHARDS))
 
 
-@pytest.mark.parametrize(
-    "left",
-    [
-        [with_parity(0), with_parity(1)],  # two are lost
-        [with_parity(0), with_parity(1), with_parity(2, parity=())],  # parity is not whole
-        [with_parity(0), with_parity(1), with_parity(2, saved_as=-1)],  # its slot has another save
-        [with_parity(0), with_parity(1), with_parity(2, step=4)],
-        [with_parity(0), with_parity(1), with_parity(2, parity=(OF_ANOTHER_GROUP,))],
-    ],
+@for_each(
+    [with_parity(0), with_parity(1)],  # two are lost
+    [with_parity(0), with_parity(1), with_parity(2, parity=())],  # parity is not whole
+    [with_parity(0), with_parity(1), with_parity(2, saved_as=-1)],  # its slot has another save
+    [with_parity(0), with_parity(1), with_parity(2, step=4)],
+    [with_parity(0), with_parity(1), with_parity(2, parity=(OF_ANOTHER_GROUP,))],
 )
 def test_nothing_is_reached_from_parity_that_is_not_of_all_others_of_a_group(left: list[NodeHolding]):
     assert with_rebuilt(left) == left

@@ -2,12 +2,11 @@
 
 import random
 
-import pytest
-
 from fastckpt._core.policy.planned_kills import BETWEEN, PERSIST, SAVE, CourseOfRun, plan_kills
+from tests.support.tables import for_each
 
 
-@pytest.mark.parametrize("seed", range(10))
+@for_each(*range(10))
 def test_kills_are_spread_over_the_steps_between_the_first_save_and_the_end(seed: int):
     chooser = random.Random(seed)
     every, last = chooser.randrange(1, 9), chooser.randrange(20, 400)

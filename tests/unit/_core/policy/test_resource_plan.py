@@ -14,6 +14,7 @@ from fastckpt._core.policy.resource_plan import (
     reshaped,
 )
 from fastckpt.errors import ConfigError
+from tests.support.tables import for_each
 
 MIB = 1 << 20
 
@@ -25,15 +26,12 @@ def test_the_limit_of_a_plan_is_the_least_that_holds_its_slots(size: int, slots:
     assert total - 1 - reserve(total - 1, share_of(slots)) < slots * size + beside
 
 
-@pytest.mark.parametrize(
-    ("size", "free", "total", "most", "slots"),
-    [
-        (11 * MIB, 64 * MIB, 64 * MIB, 3, 2),  # docker's 64 MB: three would leave less than half
-        (31 * MIB, 64 * MIB, 64 * MIB, 3, 0),
-        (30 * MIB, 64 * MIB, 64 * MIB, 3, 2),
-        (1000 * MIB, 3000 * MIB + RESERVE, 1 << 40, 3, 3),
-        (1000 * MIB, 3000 * MIB + RESERVE - 1, 1 << 40, 3, 2),
-    ],
+@for_each(
+    (11 * MIB, 64 * MIB, 64 * MIB, 3, 2),  # docker's 64 MB: three would leave less than half
+    (31 * MIB, 64 * MIB, 64 * MIB, 3, 0),
+    (30 * MIB, 64 * MIB, 64 * MIB, 3, 2),
+    (1000 * MIB, 3000 * MIB + RESERVE, 1 << 40, 3, 3),
+    (1000 * MIB, 3000 * MIB + RESERVE - 1, 1 << 40, 3, 2),
 )
 def test_slots_that_fit_leave_the_reserve(size: int, free: int, total: int, most: int, slots: int):
     assert slots_that_fit(size, free, total, most) == slots
@@ -47,15 +45,12 @@ FSDP = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("files", "saved", "shape", "images"),
-    [
-        (DDP, 4, JobShape(1, 4), [104]),
-        (DDP, 4, JobShape(2, 8), [108, 108]),  # the model on each node, a file for each rank
-        (FSDP, 4, JobShape(1, 4), [40 + 424 + 4]),
-        (FSDP, 4, JobShape(2, 4), [80 + 4 * 56 + 4] * 2),  # 424 * (112 / 106) / 8 = 56 for the largest; a longer index
-        (FSDP, 4, JobShape(1, 2), [20 + 2 * 224 + 2]),
-    ],
+@for_each(
+    (DDP, 4, JobShape(1, 4), [104]),
+    (DDP, 4, JobShape(2, 8), [108, 108]),  # the model on each node, a file for each rank
+    (FSDP, 4, JobShape(1, 4), [40 + 424 + 4]),
+    (FSDP, 4, JobShape(2, 4), [80 + 4 * 56 + 4] * 2),  # 424 * (112 / 106) / 8 = 56 for the largest; a longer index
+    (FSDP, 4, JobShape(1, 2), [20 + 2 * 224 + 2]),
 )
 def test_bytes_of_nodes_follow_the_roles_of_files(files, saved, shape, images):
     found = per_node(reshaped(files, saved, shape), shape)

@@ -16,6 +16,7 @@ from fastckpt._core.policy.restarts import (
     stalls,
 )
 from fastckpt.errors import ConfigError
+from tests.support.tables import for_each
 
 NOTHING = Attempt(watched=True)
 """All workers died before they had loaded."""
@@ -60,7 +61,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("attempts", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@for_each(*TABLE)
 def test_failed_attempts_without_progress_are_stalls(attempts: list[Attempt], expected: int) -> None:
     found = stalls(attempts)
     assert len(found) == expected
@@ -70,45 +71,36 @@ def test_failed_attempts_without_progress_are_stalls(attempts: list[Attempt], ex
 KILLED = replace(NOTHING, killed=True)
 
 
-@pytest.mark.parametrize(
-    ("row", "limit", "expected"),
-    [
-        ([NOTHING] * 2, 3, False),
-        ([NOTHING] * 3, 3, True),
-        ([KILLED] * 29, 3, False),
-        ([KILLED] * 30, 3, True),
-        ([NOTHING] * 2 + [KILLED] * 9, 3, False),
-        ([KILLED] * 9 + [NOTHING] * 2 + [KILLED], 3, True),
-        ([NOTHING] * 99, 0, False),
-    ],
+@for_each(
+    ([NOTHING] * 2, 3, False),
+    ([NOTHING] * 3, 3, True),
+    ([KILLED] * 29, 3, False),
+    ([KILLED] * 30, 3, True),
+    ([NOTHING] * 2 + [KILLED] * 9, 3, False),
+    ([KILLED] * 9 + [NOTHING] * 2 + [KILLED], 3, True),
+    ([NOTHING] * 99, 0, False),
 )
 def test_a_kill_from_outside_counts_a_tenth_of_a_stall(row: list[Attempt], limit: int, expected: bool) -> None:
     assert is_stuck(row, limit) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("", None), ("1/h", Budget(1, 3600)), ("3/90min", Budget(3, 5400)), ("1/0.05s", Budget(1, 0.05))],
-)
+@for_each(("", None), ("1/h", Budget(1, 3600)), ("3/90min", Budget(3, 5400)), ("1/0.05s", Budget(1, 0.05)))
 def test_a_restart_budget_is_parsed(text: str, expected: Budget | None) -> None:
     assert parse_budget(text) == expected
 
 
-@pytest.mark.parametrize("text", ["3", "/h", "0/h", "1/0.0s", "1/day", "1.5/h", "1/h ", "1/-2h"])
+@for_each("3", "/h", "0/h", "1/0.0s", "1/day", "1.5/h", "1/h ", "1/-2h")
 def test_an_invalid_restart_budget_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(repr(text)) + ".*such as 1/h or 3/90min"):
         parse_budget(text)
 
 
-@pytest.mark.parametrize(
-    ("budget", "trained", "spent", "expected"),
-    [
-        ("1/h", 3599, 3, (0, 3599)),
-        ("1/h", 3600, 3, (1, 0)),
-        ("1/h", 9 * 3600 + 7, 3, (3, 0)),
-        ("1/h", 1800, 0, (0, 0)),
-        ("2/h", 3700, 1, (1, 0)),
-    ],
+@for_each(
+    ("1/h", 3599, 3, (0, 3599)),
+    ("1/h", 3600, 3, (1, 0)),
+    ("1/h", 9 * 3600 + 7, 3, (3, 0)),
+    ("1/h", 1800, 0, (0, 0)),
+    ("2/h", 3700, 1, (1, 0)),
 )
 def test_training_time_gives_restarts_back_at_the_rate_of_the_budget(
     budget: str, trained: float, spent: int, expected: tuple[int, float]

@@ -2,11 +2,11 @@
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.resume import TIERS, CheckpointLocation, choose
+from tests.support.tables import for_each
 
 
 def memory(step: int, history: int = 1) -> CheckpointLocation:
@@ -26,24 +26,14 @@ def shared(step: int, attempt: str = "a") -> CheckpointLocation:
     return CheckpointLocation(1, step, "storage", 0, attempt)
 
 
-TABLE = [
+@for_each(
     ("no ranks", [], set(), None),
-    ("the nearest tier of the newest", [{storage(2), memory(2), memory(1)}] * 2, set(), memory(2)),
-    ("memory of one rank alone does not count", [{memory(3), storage(1)}, {storage(1)}], set(), storage(1)),
+    ("the nearest tier of the newest", [{storage(2), memory(2), memory(1)}] * 2, set(), (memory(2),) * 2),
+    ("memory of one rank alone", [{memory(3), storage(1)}, {storage(1)}], set(), (storage(1),) * 2),
     ("tiers do not mix", [{memory(3)}, {storage(3)}], set(), None),
-    ("a history is newer than any step", [{memory(9), memory(1, history=2)}] * 2, set(), memory(1, history=2)),
-    ("bad in memory: the same from storage", [{memory(3), storage(3)}] * 2, {memory(3)}, storage(3)),
+    ("a history is newer than any step", [{memory(9), memory(1, history=2)}] * 2, set(), (memory(1, history=2),) * 2),
+    ("bad in memory: the same from storage", [{memory(3), storage(3)}] * 2, {memory(3)}, (storage(3),) * 2),
     ("all bad", [{memory(3), storage(3)}] * 2, {memory(3), storage(3)}, None),
-]
-
-
-@pytest.mark.parametrize(("reports", "excluded", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_the_newest_save_that_all_ranks_have_is_chosen(reports, excluded, expected):
-    choice = choose(reports, excluded)
-    assert choice == (None if expected is None else (expected,) * len(reports))
-
-
-NODES = [
     ("of unlike attempts", [{of_node(0, 3), of_node(0, 2)}, {of_node(1, 3, "b")}], set(), None),
     (
         "the newest that all have, each from where it is nearest",
@@ -63,11 +53,8 @@ NODES = [
         set(),
         (of_node(0, 3, "a"), of_node(1, 3, "a")),
     ),
-]
-
-
-@pytest.mark.parametrize(("reports", "excluded", "expected"), [row[1:] for row in NODES], ids=[row[0] for row in NODES])
-def test_the_newest_save_that_all_nodes_have_is_chosen(reports, excluded, expected):
+)
+def test_the_newest_save_that_all_ranks_have_is_chosen(reports, excluded, expected):
     assert choose(reports, excluded) == expected
 
 

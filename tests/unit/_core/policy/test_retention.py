@@ -1,7 +1,6 @@
 """Retention: as a table, and what holds whatever is saved and whenever it is decided."""
 
 import math
-from collections.abc import Collection
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from fastckpt._core.policy.retention import (
     to_json,
 )
 from fastckpt.errors import ConfigError, ProtocolError
+from tests.support.tables import for_each
 
 IDS = [(0, 10), (0, 20), (0, 30), (1, 15), (1, 25)]
 
@@ -36,71 +36,43 @@ def at(*minutes: float) -> list[RetentionEntry]:
     return [RetentionEntry((0, step), 60 * minute) for step, minute in enumerate(minutes, 1)]
 
 
-def of_loss(*losses: float | None) -> list[RetentionEntry]:
-    """Steps 1, 2, ... with these losses."""
-    return [RetentionEntry((0, i), 0, {} if loss is None else {"loss": loss}) for i, loss in enumerate(losses, 1)]
+def of(metric: str, *values: float | None) -> list[RetentionEntry]:
+    """Steps 1, 2, ... with these values of a metric."""
+    return [RetentionEntry((0, i), 0, {} if value is None else {metric: value}) for i, value in enumerate(values, 1)]
 
 
-@pytest.mark.parametrize(
-    ("policy", "ids", "kept"),
-    [
-        (KeepAll(), [], []),
-        (KeepLast(1), IDS, [(1, 25)]),
-        (KeepLast(3), IDS, [(0, 30), (1, 15), (1, 25)]),  # a newer history's smaller step is the newer
-        (KeepEvery(10), IDS, [(0, 10), (0, 20), (0, 30), (1, 25)]),
-        (KeepEvery(7), IDS, [(1, 25)]),
-        (KeepAny((KeepAny((KeepLast(1),)), KeepAny((KeepEvery(20),)))), IDS, [(0, 20), (1, 25)]),
-    ],
+MINUTES = KeepEveryMinutes(10)
+
+
+@for_each(
+    (KeepAll(), [], []),
+    (KeepLast(1), entries(*IDS), [(1, 25)]),
+    (KeepLast(3), entries(*IDS), [(0, 30), (1, 15), (1, 25)]),  # a newer history's smaller step is the newer
+    (KeepEvery(10), entries(*IDS), [(0, 10), (0, 20), (0, 30), (1, 25)]),
+    (KeepEvery(7), entries(*IDS), [(1, 25)]),
+    (KeepAny((KeepAny((KeepLast(1),)), KeepAny((KeepEvery(20),)))), entries(*IDS), [(0, 20), (1, 25)]),
+    ("the first of each period, and the newest", MINUTES, at(0, 3, 6, 9, 12, 15, 18, 21, 24), [1, 5, 8, 9]),
+    ("every tenth second, somewhat late and early", MINUTES, at(5, 15.01, 24.99, 35.02, 44.98), [1, 2, 3, 4, 5]),
+    ("set back by an hour", MINUTES, at(101, 102, 43, 44, 51, 52), [1, 3, 5, 6]),
+    ("set back a little, to the period before", MINUTES, at(15, 6, 8, 12, 13), [1, 2, 4, 5]),
+    ("a clock that stands still", MINUTES, at(5, 5, 5, 5), [1, 4]),
+    ("before there were clocks", MINUTES, at(0, 0, 30_000_000), [1, 3]),
+    (KeepBest(1, "loss"), of("loss", 3, 1, 2), [2, 3]),
+    (KeepBest(1, "loss", "max"), of("loss", 3, 1, 2), [1, 3]),
+    (KeepBest(2, "loss"), of("loss", 3, 1, 2, 9), [2, 3, 4]),
+    (KeepBest(1, "loss"), of("loss", 1, 1, 1, 2), [3, 4]),  # of equals the newer
+    (KeepBest(2, "loss"), of("loss", None, 5, None, 4, None), [2, 4, 5]),
+    (KeepBest(2, "loss"), of("loss", math.nan, 5, math.inf, 6, -math.inf, 7), [2, 4, 6]),
+    (KeepMeasured("loss"), of("loss", None, 5, None, math.nan, 0, None), [2, 5, 6]),
+    (KeepMeasured("epoch"), of("loss", 1, 2), [2]),
+    (KeepNamed(2, "best"), of("best", 1, 2, 2, 2), [2, 4]),
+    (KeepNamed(2, "best"), of("best", None, None, None, None), [3, 4]),
+    (KeepNamed(2, "best"), of("best", 1, None, 99, 99), [3, 4]),  # what is named is not there
+    (KeepNamed(2, "best"), [], []),
 )
-def test_keep_last_and_step_intervals_keep_by_number(policy, ids, kept):
-    assert policy(entries(*ids)) == frozenset(kept)
-    assert policy(entries(*reversed(ids))) == frozenset(kept)
-
-
-@pytest.mark.parametrize(
-    ("minutes", "times", "kept"),
-    [
-        ("the first of each period, and the newest", [0, 3, 6, 9, 12, 15, 18, 21, 24], [1, 5, 8, 9]),
-        ("as seldom as every tenth second, somewhat late and early", [5, 15.01, 24.99, 35.02, 44.98], [1, 2, 3, 4, 5]),
-        ("set back by an hour", [101, 102, 43, 44, 51, 52], [1, 3, 5, 6]),
-        ("set back a little, to the period before", [15, 6, 8, 12, 13], [1, 2, 4, 5]),
-        ("a clock that stands still", [5, 5, 5, 5], [1, 4]),
-        ("before there were clocks", [0, 0, 30_000_000], [1, 3]),
-    ],
-)
-def test_keep_every_ten_minutes_keeps_one_checkpoint_each(minutes, times, kept):
-    assert KeepEveryMinutes(10)(at(*times)) == {(0, step) for step in kept}
-
-
-@pytest.mark.parametrize(
-    ("policy", "losses", "kept"),
-    [
-        (KeepBest(1, "loss"), [3, 1, 2], [2, 3]),
-        (KeepBest(1, "loss", "max"), [3, 1, 2], [1, 3]),
-        (KeepBest(2, "loss"), [3, 1, 2, 9], [2, 3, 4]),
-        (KeepBest(1, "loss"), [1, 1, 1, 2], [3, 4]),  # of equals the newer
-        (KeepBest(2, "loss"), [None, 5, None, 4, None], [2, 4, 5]),
-        (KeepBest(2, "loss"), [math.nan, 5, math.inf, 6, -math.inf, 7], [2, 4, 6]),
-        (KeepMeasured("loss"), [None, 5, None, math.nan, 0, None], [2, 5, 6]),
-        (KeepMeasured("epoch"), [1, 2], [2]),
-    ],
-)
-def test_keep_best_keeps_the_best_by_a_metric(policy, losses, kept):
-    assert policy(of_loss(*losses)) == {(0, step) for step in kept}
-
-
-@pytest.mark.parametrize(
-    ("n", "best", "kept"),
-    [
-        (2, [1, 2, 2, 2], [2, 4]),
-        (2, [None, None, None, None], [3, 4]),
-        (2, [1, None, 99, 99], [3, 4]),  # what is named is not there
-        (2, [], []),
-    ],
-)
-def test_retention_keeps_the_checkpoint_that_the_newest_names(n, best, kept):
-    entries = [RetentionEntry((0, i), 0, {} if step is None else {"best": step}) for i, step in enumerate(best, 1)]
-    assert KeepNamed(n, "best")(entries) == {(0, step) for step in kept}
+def test_policies_keep_by_number_time_and_metric_in_whatever_order_checkpoints_are_listed(policy, entries, kept):
+    expected = {id if isinstance(id, tuple) else (0, id) for id in kept}
+    assert policy(entries) == policy(entries[::-1]) == expected
 
 
 policies = st.recursive(
@@ -121,54 +93,39 @@ ids = st.tuples(st.integers(0, 3), st.integers(0, 30))
 saved = st.lists(st.builds(RetentionEntry, ids, times, metrics), unique_by=lambda entry: entry.id, max_size=25)
 
 
-def of(ids: Collection[tuple[int, int]], among: list[RetentionEntry]) -> list[RetentionEntry]:
-    return [entry for entry in among if entry.id in ids]
-
-
-@settings(max_examples=30)
-@given(policies, saved)
-def test_every_policy_keeps_the_newest(policy, entries):
-    kept = policy(entries)
-    assert kept <= {entry.id for entry in entries}
-    assert not entries or max(entry.id for entry in entries) in kept
-    assert policy(entries[::-1]) == kept
-
-
-@settings(max_examples=30)
-@given(policies, saved, st.data())
-def test_earlier_deletions_do_not_change_what_a_policy_keeps(policy, entries, data):
-    """Whichever of those not kept are gone already, say by a crash amid deletion, the decision is the same."""
-    kept = policy(entries)
-    extra = data.draw(st.sets(st.sampled_from([entry.id for entry in entries]))) if entries else set()
-    assert policy(of(kept | extra, entries)) == kept
-
-
 @settings(max_examples=40)
+@given(policies, saved, st.data())
+def test_every_policy_keeps_the_newest_and_decides_alike_after_earlier_deletions(policy, entries, data):
+    """Whichever of those not kept are gone already, say by a crash amid deletion, the decision is the same."""
+    kept, all_ids = policy(entries), {entry.id for entry in entries}
+    assert kept <= all_ids and policy(entries[::-1]) == kept
+    assert not entries or max(all_ids) in kept
+    left = kept | data.draw(st.sets(st.sampled_from(sorted(all_ids)))) if entries else kept
+    assert policy([entry for entry in entries if entry.id in left]) == kept
+
+
+@settings(max_examples=30)
 @given(policies | st.builds(KeepNamed, st.integers(1, 9), st.sampled_from(["best", "other"])))
 def test_retention_policies_survive_a_round_trip_as_json(policy):
     assert from_json(to_json(policy)) == policy
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("last", [], {"keep": "last"}, {"keep": "every", "n": 3}, {"keep": "all", "n": 3}, {"keep": []}),
-        *({"keep": "last", "n": n} for n in (0, True, "3")),
-        *({"keep": "minutes", "minutes": n} for n in (0, True, "3", math.nan)),
-        *({"keep": "any", "of": of} for of in ([], None, [3], [{"keep": "last"}])),
-        {"keep": "any", "of": [{"keep": "all"}], "n": 1},
-        *({"keep": "best", "n": 1, "metric": metric, "mode": "min"} for metric in ("", [])),
-        *({"keep": "measured", "metric": metric} for metric in ("", 3)),
-        *({"keep": "best", "n": 1, "metric": "loss", "mode": mode} for mode in ("least", [])),
-    ],
-    ids=str,
+@for_each(
+    *("last", [], {"keep": "last"}, {"keep": "every", "n": 3}, {"keep": "all", "n": 3}, {"keep": []}),
+    *({"keep": "last", "n": n} for n in (0, True, "3")),
+    *({"keep": "minutes", "minutes": n} for n in (0, True, "3", math.nan)),
+    *({"keep": "any", "of": of} for of in ([], None, [3], [{"keep": "last"}])),
+    {"keep": "any", "of": [{"keep": "all"}], "n": 1},
+    *({"keep": "best", "n": 1, "metric": metric, "mode": "min"} for metric in ("", [])),
+    *({"keep": "measured", "metric": metric} for metric in ("", 3)),
+    *({"keep": "best", "n": 1, "metric": "loss", "mode": mode} for mode in ("least", [])),
 )
 def test_json_that_is_no_retention_policy_is_refused(value):
     with pytest.raises(ProtocolError, match="retention policy"):
         from_json(value)
 
 
-@pytest.mark.parametrize("value", [0, 1.5, True, "2"])
+@for_each(0, 1.5, True, "2")
 def test_a_policy_that_keeps_no_checkpoint_is_refused(value):
     for make in (KeepLast, KeepEvery, lambda n: KeepBest(n, "loss"), lambda n: KeepNamed(n, "best")):
         with pytest.raises(ConfigError, match="1 or more"):
@@ -177,15 +134,12 @@ def test_a_policy_that_keeps_no_checkpoint_is_refused(value):
         KeepAny(())
 
 
-@pytest.mark.parametrize(
-    ("found", "usable"),
-    [
-        ({"loss": 1.5, "epoch": 3}, {"loss": 1.5, "epoch": 3}),
-        ({"large": 10**400, "least": -(10**400), "most": 10**300}, {"most": 1e300}),
-        ({"loss": math.nan, "a": "1", "b": True, "c": None, "d": [1], "e": math.inf, "f": -0.0}, {"f": 0.0}),
-        (None, {}),
-        ([["loss", 1.0]], {}),
-    ],
+@for_each(
+    ({"loss": 1.5, "epoch": 3}, {"loss": 1.5, "epoch": 3}),
+    ({"large": 10**400, "least": -(10**400), "most": 10**300}, {"most": 1e300}),
+    ({"loss": math.nan, "a": "1", "b": True, "c": None, "d": [1], "e": math.inf, "f": -0.0}, {"f": 0.0}),
+    (None, {}),
+    ([["loss", 1.0]], {}),
 )
 def test_invalid_metrics_in_a_manifest_are_ignored(found, usable):
     assert measured(found) == usable

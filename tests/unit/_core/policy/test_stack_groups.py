@@ -3,8 +3,6 @@
 import random
 from dataclasses import replace
 
-import pytest
-
 from fastckpt._core.policy.hangs import Witness
 from fastckpt._core.policy.stack_groups import (
     CaughtRank,
@@ -12,6 +10,7 @@ from fastckpt._core.policy.stack_groups import (
     grouped,
     place_of,
 )
+from tests.support.tables import for_each
 
 TORCH = "/usr/lib/python3.11/site-packages/torch"
 REDUCE = [
@@ -78,7 +77,7 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("ranks", "line"), TABLE.values(), ids=TABLE)
+@for_each(*TABLE.values())
 def test_the_line_names_the_odd_ranks_first(ranks, line):
     random.Random(3).shuffle(ranks)
     assert grouped(ranks, len(ranks)).line.startswith(line)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from fastckpt._core.policy.stragglers import PARTS, ROW, RankTimes, SlowRank, Stragglers
+from tests.support.tables import for_each
 
 
 def times(owns: Mapping[int, float], part: int = 2) -> dict[int, RankTimes]:
@@ -31,7 +32,7 @@ def run(windows: Sequence[Sequence[float]], part: int = 2) -> tuple[list[tuple[i
 CALM = [0.6] * 4
 
 
-@pytest.mark.parametrize(("part", "ranks"), [(0, 2), (1, 3), (2, 4), (3, 40)])
+@for_each((2, 0), (3, 1), (4, 2), (40, 3))
 def test_a_rank_that_becomes_slow_is_named_with_its_part_and_cost_after_three_windows(ranks: int, part: int):
     slow = [0.6] * (ranks - 1) + [0.9]
     began, ended = run([[0.6] * ranks] * 5 + [slow] * 5, part)
@@ -68,6 +69,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("windows", CASES.values(), ids=CASES.keys())
+@for_each(*CASES.values())
 def test_nobody_is_named(windows: list[list[float]]):
     assert run(windows) == ([], [])

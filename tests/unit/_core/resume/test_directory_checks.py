@@ -13,6 +13,7 @@ from fastckpt._core.resume.directory_checks import LISTED, Seen, check_one, chec
 from fastckpt._core.storage.local.identity import mark as mark_directory
 from fastckpt.errors import ConfigError
 from tests.e2e.ddp.conftest import Rounds
+from tests.support.tables import for_each
 
 HOST = socket.gethostname()
 
@@ -46,7 +47,7 @@ def test_checking_a_directory_writes_nothing_and_never_fails(tmp_path: Path) -> 
     assert list(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("marks", [["a", "", "a"], ["", "", ""], ["", "a", None]])
+@for_each(["a", "", "a"], ["", "", ""], ["", "a", None])
 def test_missing_or_unreadable_marks_do_not_count_as_unlike(marks: list[str | None]) -> None:
     said = [None if mark is None else (node, HOST, mark) for node, mark in enumerate(marks)]
     check_shared(Heard([]), "anywhere", of_node(0, 3), said)
@@ -84,14 +85,11 @@ def test_unlike_marks_are_refused_by_all_ranks_naming_a_limited_number_of_nodes(
     assert len(str(error.value)) < 1500
 
 
-@pytest.mark.parametrize(
-    ("places", "named"),
-    [
-        ([(0, "/ck"), (0, "/ck")], ()),
-        ([(0, "/ck/0"), (0, "/ck/1")], ("rank 0 saves to /ck/0", "rank 1 to /ck/1")),
-        ([(0, "/ck"), (1, "/mnt/ck"), (0, "/ck"), (1, "/mnt/ck")], ()),  # one file system, mounted at two places
-        ([(0, "/ck"), (1, "/ck"), (0, "/ck"), (1, "/ck/3")], ("rank 1 saves to /ck", "rank 3 to /ck/3")),
-    ],
+@for_each(
+    ([(0, "/ck"), (0, "/ck")], ()),
+    ([(0, "/ck/0"), (0, "/ck/1")], ("rank 0 saves to /ck/0", "rank 1 to /ck/1")),
+    ([(0, "/ck"), (1, "/mnt/ck"), (0, "/ck"), (1, "/mnt/ck")], ()),  # one file system, mounted at two places
+    ([(0, "/ck"), (1, "/ck"), (0, "/ck"), (1, "/ck/3")], ("rank 1 saves to /ck", "rank 3 to /ck/3")),
 )
 def test_ranks_of_a_node_that_have_unlike_directories_are_refused(places: list[Any], named: tuple[str, ...]) -> None:
     if not named:

@@ -17,12 +17,6 @@ def digests(slot: Path) -> dict[str, str]:
     return slots.read(slot).digests
 
 
-def slot_of(ranks: Ranks, step: int) -> Path:
-    arena = ranks.members[0]._writer.link.arena
-    (slot,) = [slot for slot in arena.glob("slot-*") if (slots.read(slot).committed or (0, -1))[1] == step]
-    return slot
-
-
 def save(member: DdpCheckpointer, step: int, kind: StorageType = StorageType.MEMORY) -> bool:
     return bool(member.save_checkpoint(step, state(step), storage_type=kind))
 
@@ -40,7 +34,7 @@ def test_a_persisted_save_gets_the_digests_of_its_copy(ranks: Ranks, monkeypatch
     (one,) = ranks.start()
     save(one, 1, StorageType.DISK)
     one.wait_latest_checkpoint(60)
-    slot = slot_of(ranks, 1)
+    slot = ranks.slot_of(1)
     assert digests(slot) == {name: digest_file(slot / name) for name in slots.read(slot).files}
     assert digests(slot)["model.pt"] == digest_file(directory / "checkpoint-1" / "model.pt")
     time.sleep(0.3)
@@ -53,7 +47,7 @@ class TestAfterWorkersDied:
     def saved(self, ranks: Ranks) -> Path:
         for member in ranks.start(2):
             save(member, 1, StorageType.DISK)
-        slot = slot_of(ranks, 1)
+        slot = ranks.slot_of(1)
         until(lambda: len(digests(slot)) == 3, "digests")
         return slot
 
@@ -65,17 +59,13 @@ class TestAfterWorkersDied:
         until(lambda: coordinator.readers.verified() != [], "verification")
         ranks.start_workers(2)
 
-    def loaded(self, ranks: Ranks) -> set[tuple[int, str]]:
-        assert [loaded["step"] for loaded in ranks.load()] == [member.loaded_step for member in ranks.members]
-        return {(member.loaded_step, member.loaded_from) for member in ranks.members}
-
     def test_workers_verify_what_was_only_persisted_before(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(memory_digests, "SETTLED", 60)
         slot = self.saved(ranks)
         ranks.workers_die()
         ranks.start_workers(2)
         flip(slot / "model.pt", 3000)
-        assert self.loaded(ranks) == {(1, "storage")}
+        assert {*ranks.resume()} == {(1, "storage")}
 
     def test_workers_verify_again_after_a_further_save(self, ranks: Ranks, soon):
         slot = self.saved(ranks)
@@ -84,9 +74,9 @@ class TestAfterWorkersDied:
         for member in ranks.members:
             save(member, 2)
         flip(slot / "model.pt", 3000)
-        until(lambda: len(digests(slot_of(ranks, 2))) == 3, "digests")
-        flip(slot_of(ranks, 2) / "model.pt", 3000)
-        assert self.loaded(ranks) == {(1, "storage")}
+        until(lambda: len(digests(ranks.slot_of(2))) == 3, "digests")
+        flip(ranks.slot_of(2) / "model.pt", 3000)
+        assert {*ranks.resume()} == {(1, "storage")}
 
     def test_memory_that_changed_since_its_digest_is_discarded(self, ranks: Ranks, soon, said, monkeypatch):
         slot = self.saved(ranks)
@@ -95,4 +85,4 @@ class TestAfterWorkersDied:
         until(lambda: slots.read(slot).committed is None, "the end of a bad slot")
         assert "step 1 of history 1 in memory is bad, and given up" in said.text
         ranks.start_workers(2)
-        assert self.loaded(ranks) == {(1, "storage")}
+        assert {*ranks.resume()} == {(1, "storage")}

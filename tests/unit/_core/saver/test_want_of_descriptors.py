@@ -35,25 +35,24 @@ def slot(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize(
-    "look",
-    [
-        slots.read,
-        lambda slot: Slot(slot).recover(),
-        lambda slot: Slot(slot).read_part(0),
-        lambda slot: held_saves.held_saves(slot.parent, [slot]),
-        Opening.of_slot,
-        lambda slot: hand_over(CheckpointDirectory(slot.parent / "c"), slot, SAVE, ""),
-        lambda slot: DirectoryClaim.read(slot.parent),
-    ],
-    ids=["records", "recovery", "report", "listing", "opening", "persist", "claim"],
-)
-def test_want_of_descriptors_is_an_error_with_its_remedy_and_the_save_stays(slot: Path, look: Callable[[Path], object]):
-    with no_descriptors(), pytest.raises(OSError, match="raise ulimit -n") as caught:
-        look(slot)
-    assert caught.value.errno == errno.EMFILE
-    assert slots.read(slot).committed == SAVE
-    assert DirectoryClaim.read(slot.parent).seen == "a mark"
+LOOKS: dict[str, Callable[[Path], object]] = {
+    "records": slots.read,
+    "recovery": lambda slot: Slot(slot).recover(),
+    "report": lambda slot: Slot(slot).read_part(0),
+    "listing": lambda slot: held_saves.held_saves(slot.parent, [slot]),
+    "opening": Opening.of_slot,
+    "persist": lambda slot: hand_over(CheckpointDirectory(slot.parent / "c"), slot, SAVE, ""),
+    "claim": lambda slot: DirectoryClaim.read(slot.parent),
+}
+
+
+def test_want_of_descriptors_is_an_error_with_its_remedy_and_the_save_stays(slot: Path):
+    for name, look in LOOKS.items():
+        with no_descriptors(), pytest.raises(OSError, match="raise ulimit -n") as caught:
+            look(slot)
+        assert caught.value.errno == errno.EMFILE, name
+        assert slots.read(slot).committed == SAVE, name
+        assert DirectoryClaim.read(slot.parent).seen == "a mark", name
 
 
 def test_want_of_descriptors_for_a_moment_is_not_noticed(slot: Path, monkeypatch: pytest.MonkeyPatch):

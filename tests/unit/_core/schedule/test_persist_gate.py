@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from fastckpt._core.client.collective import SingleRank
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.schedule.persist_gate import PersistGate
+from tests.support.tables import for_each
 
 
 class Watch:
@@ -37,17 +36,11 @@ def job(intervals: Callable[[int], Intervals], lasts: Callable[[], int], turns: 
     return begun, watch
 
 
-@pytest.mark.parametrize(
-    ("memory", "storage", "lasts", "expected"),
-    [
-        *(
-            (*each, [*range(each[1], 31, each[1])])
-            for each in ((1, 4, 1), (4, 4, 1), (2, 6, 3), (3, 3, 0), (5, 20, 17))
-        ),
-        (1, 4, 5, [4, 9, 14, 19, 24, 29]),
-        (4, 4, 5, [4, 12, 20, 28]),
-        (2, 4, 9, [4, 14, 24]),
-    ],
+@for_each(
+    *((*each, [*range(each[1], 31, each[1])]) for each in ((1, 4, 1), (4, 4, 1), (2, 6, 3), (3, 3, 0), (5, 20, 17))),
+    (1, 4, 5, [4, 9, 14, 19, 24, 29]),
+    (4, 4, 5, [4, 12, 20, 28]),
+    (2, 4, 9, [4, 14, 24]),
 )
 def test_a_persist_begins_when_it_is_due_or_with_the_first_snapshot_after_the_former_one(
     memory, storage, lasts, expected

@@ -3,11 +3,12 @@
 import pytest
 
 from fastckpt._core.policy.frequency.failures import daly, mean_time_between
+from tests.support.tables import for_each
 
 MINUTE, HOUR = 60.0, 3600.0
 
 
-@pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
+@for_each((24, 117), (6, 57), (0.25, 9.1))
 def test_the_optimum_equals_the_figures_of_dalys_paper(hours, minutes):
     """Figures 3 to 5 of the paper: a cost of 5 minutes."""
     assert daly(5 * MINUTE, hours * HOUR) / MINUTE == pytest.approx(minutes, abs=0.5)

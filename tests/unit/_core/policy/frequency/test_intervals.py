@@ -18,9 +18,10 @@ from fastckpt._core.policy.frequency.intervals import (
     unsaved_steps,
 )
 from fastckpt.errors import ConfigError
+from tests.support.tables import for_each
 
 
-@pytest.mark.parametrize("overhead", [0, 1, 1e-9, nan])
+@for_each(0, 1, 1e-9, nan)
 def test_an_impossible_overhead_is_refused(overhead):
     with pytest.raises(ConfigError, match=f"overhead is {overhead}; give the part"):
         checked_overhead(overhead)
@@ -49,20 +50,16 @@ def storage_for(costs, overhead, memory):
 FAST = Costs(iteration=1.0, snapshot=0.1, persist=0.2, duration=5.0)
 
 
-@pytest.mark.parametrize(
-    ("costs", "fixed", "expected"),
-    [
-        (Costs(1.0, 0.0), Fixed(), (1, 1)),
-        (FAST, Fixed(), (4, 8)),
-        (FAST, Fixed(memory=3), (3, 12)),
-        (FAST, Fixed(storage=7), (7, 7)),
-        (FAST, Fixed(storage=2), (2, 2)),
-        (FAST, Fixed(memory=2, storage=4), (2, 4)),
-        (FAST, Fixed(least=1000), (4, 1000)),
-        (FAST, Fixed(memory=3, least=1000), (3, 1002)),
-        (replace(FAST, snapshot=0.0), Fixed(storage=100), (1, 100)),
-    ],
-    ids=str,
+@for_each(
+    (Costs(1.0, 0.0), Fixed(), (1, 1)),
+    (FAST, Fixed(), (4, 8)),
+    (FAST, Fixed(memory=3), (3, 12)),
+    (FAST, Fixed(storage=7), (7, 7)),
+    (FAST, Fixed(storage=2), (2, 2)),
+    (FAST, Fixed(memory=2, storage=4), (2, 4)),
+    (FAST, Fixed(least=1000), (4, 1000)),
+    (FAST, Fixed(memory=3, least=1000), (3, 1002)),
+    (replace(FAST, snapshot=0.0), Fixed(storage=100), (1, 100)),
 )
 def test_fixed_intervals_are_kept(costs, fixed, expected):
     intervals = fit(costs, 0.05, fixed)
@@ -82,18 +79,12 @@ def test_after_a_change_of_intervals_the_next_persist_keeps_its_distance():
         assert following - last >= after.storage and after.snapshots(following)
 
 
-@pytest.mark.parametrize(
-    ("memory", "iteration", "expected"),
-    [(1, 0.005, 100), (100, 0.005, 100), (101, 0.005, 0), (1, 0.05, 10), (1, 0.5, 1), (1, 60.0, 1), (2, 60.0, 0)],
-)
+@for_each((1, 0.005, 100), (100, 0.005, 100), (101, 0.005, 0), (1, 0.05, 10), (1, 0.5, 1), (1, 60.0, 1), (2, 60.0, 0))
 def test_a_block_without_saves_lasts_half_a_second_or_one_step(memory, iteration, expected):
     assert unsaved_steps(memory, iteration) == expected
 
 
-@pytest.mark.parametrize(
-    ("memory", "storage", "unsaved"),
-    [(1, 2, 100), (1, 1, 1), (3, 120, 10), (7, 700, 10), (1, 101, 100), (50, 100, 100)],
-)
+@for_each((1, 2, 100), (1, 1, 1), (3, 120, 10), (7, 700, 10), (1, 101, 100), (50, 100, 100))
 def test_blocks_without_saves_put_saves_off_by_no_more_than_their_length(memory, storage, unsaved):
     """None in the first nine tenths after a resume; in each cycle some; and a failure loses an interval and a block."""
     every = Intervals(memory, storage, 1000, unsaved)

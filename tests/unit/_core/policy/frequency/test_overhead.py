@@ -20,6 +20,7 @@ from fastckpt._core.policy.frequency.overhead import (
     paid,
     pooled,
 )
+from tests.support.tables import for_each
 
 
 def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise=0.0, cycles=5, seed=0, unsaved=0):
@@ -44,14 +45,11 @@ def test_known_costs_of_checkpoints_are_estimated_correctly():
     assert error(seen, Intervals(5, 20)) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("memory", "storage", "during", "unsaved", "snapshot", "persist"),
-    [
-        pytest.param(1, 4, 2, 0, 0.2, 0.1, id="a snapshot each iteration"),
-        pytest.param(10, 10, 6, 0, 0.3, 0.3, id="each persisted"),
-        pytest.param(1, 1, 1, 0, 0.2, 0.0, id="always both"),
-        pytest.param(1, 4, 2, 3, 0.3, 0.1, id="blocks without saves"),
-    ],
+@for_each(
+    ("a snapshot each iteration", 1, 4, 2, 0, 0.2, 0.1),
+    ("each persisted", 10, 10, 6, 0, 0.3, 0.3),
+    ("always both", 1, 1, 1, 0, 0.2, 0.0),
+    ("blocks without saves", 1, 4, 2, 3, 0.3, 0.1),
 )
 def test_estimates_need_iterations_without_a_snapshot_or_persist_to_compare_with(
     memory, storage, during, unsaved, snapshot, persist
@@ -91,7 +89,7 @@ def test_costs_that_were_not_measured_are_kept_from_before():
     assert seen.iteration == 2.0
 
 
-@pytest.mark.parametrize("at", [0, 49, 98])
+@for_each(0, 49, 98)
 def test_a_pause_for_an_evaluation_is_no_cost_of_checkpoints(at):
     """The overhead is not beyond doubt above the 8% that it is."""
     iterations = window(noise=0.01)

@@ -15,22 +15,20 @@ from fastckpt._core.policy.frequency.profiling import (
     profiled,
     settled,
 )
+from tests.support.tables import for_each
 
 
-@pytest.mark.parametrize(("epoch", "expected"), [(None, 50), (1, 8), (801, 9), (2000, 20), (10**9, 50)])
+@for_each((None, 50), (1, 8), (801, 9), (2000, 20), (10**9, 50))
 def test_the_length_of_a_profile_follows_from_the_length_of_an_epoch(epoch, expected):
     assert length(epoch) == expected
 
 
-@pytest.mark.parametrize(
-    ("seconds", "left"),
-    [
-        pytest.param([1.0] * 9 + [50.0], 8, id="a pause"),
-        pytest.param([9.0, 5.0, 4.0, 3.0] + [1.0] * 8, 8, id="compiled late"),
-        pytest.param([9.0, 5.0, 1.0, 7.0] + [1.0] * 8, 10, id="slow later"),
-        pytest.param([9.0, 8.0, 1.0], 1, id="three"),
-        pytest.param([9.0] * 5 + [1.0] * 3, 4, id="slow for long"),
-    ],
+@for_each(
+    ("a pause", [1.0] * 9 + [50.0], 8),
+    ("compiled late", [9.0, 5.0, 4.0, 3.0] + [1.0] * 8, 8),
+    ("slow later", [9.0, 5.0, 1.0, 7.0] + [1.0] * 8, 10),
+    ("three", [9.0, 8.0, 1.0], 1),
+    ("slow for long", [9.0] * 5 + [1.0] * 3, 4),
 )
 def test_a_profile_leaves_out_the_warm_up(seconds, left):
     assert list(settled(seconds)) == seconds[-left:]
@@ -70,17 +68,14 @@ def test_ranks_agree_on_the_profile_of_the_slowest_and_on_the_smallest_counts():
 PROFILE = Profile(0.5, 0.02, 3.0)
 
 
-@pytest.mark.parametrize(
-    ("iteration", "counts", "most", "expected"),
-    [
-        (0.5, (50, 3, 1), 50, True),
-        (0.5, (49, 3, 1), 50, False),
-        (0.5, (50, 2, 1), 50, False),
-        (0.5, (50, 3, 0), 50, False),
-        (6.0, (9, 9, 1), 50, False),
-        (100.0, (5, 5, 1), 5, True),
-        (1e-9, (50, 25, 1), 50, True),
-    ],
+@for_each(
+    (0.5, (50, 3, 1), 50, True),
+    (0.5, (49, 3, 1), 50, False),
+    (0.5, (50, 2, 1), 50, False),
+    (0.5, (50, 3, 0), 50, False),
+    (6.0, (9, 9, 1), 50, False),
+    (100.0, (5, 5, 1), 5, True),
+    (1e-9, (50, 25, 1), 50, True),
 )
 def test_a_profile_is_complete_after_enough_iterations_snapshots_and_persists(iteration, counts, most, expected):
     profile = Profile(iteration, 0.0, 0.0, 0.0, 0.0, *counts)

@@ -4,8 +4,6 @@ import math
 import random
 from dataclasses import dataclass, field, replace
 
-import pytest
-
 from fastckpt._core.policy.frequency.intervals import SHORTEST, Costs, Intervals, fit
 from fastckpt._core.policy.frequency.overhead import Iteration, measured
 from fastckpt._core.policy.frequency.profiling import Profile, profiled
@@ -155,28 +153,21 @@ def test_without_noise_every_job_keeps_to_its_overhead_and_wastes_little():
     rng = random.Random(1)
     for _ in range(5):
         job, overhead = some_job(rng), rng.choice([0.01, 0.035, 0.05, 0.1])
-        run = simulate(job, Terms(overhead), 4000)
+        run = simulate(job, Terms(overhead), 3000)
         assert run.overhead(0) <= overhead * 1.001, job
         found, wanted = run.decisions[-1].intervals, best(job, 0.8 * overhead)
         assert found.memory + found.storage <= 1.5 * (wanted.memory + wanted.storage) + 2, job
         assert all(each.step <= 2500 for each in run.changes), job
 
 
-@pytest.mark.parametrize(("noise", "count"), [(0.02, 10)])
-def test_with_noise_jobs_keep_to_their_overhead_and_settle(noise, count):
-    """Noise is up to ten times what is allowed: of ten jobs one may be above by what it hides, of five one at first."""
+def test_with_noise_jobs_keep_to_their_overhead_and_settle():
+    """Noise is up to twice what is allowed, and hides some of it."""
     rng = random.Random(2)
-    above, at_first, late = [], [], 0
-    for seed in range(count):
-        job, overhead = some_job(rng, noise), rng.choice([0.01, 0.035, 0.05, 0.1])
-        run = simulate(job, Terms(overhead), 2500, seed)
-        above.append(run.overhead(1250) / overhead)
-        at_first.append(run.overhead(0, 200) / overhead)
-        late += sum(each.step > 1250 for each in run.changes)
-    assert sorted(above)[-1 - count // 10] <= 1.02
-    assert max(above) <= 2
-    assert sorted(at_first)[-1 - count // 5] <= 1.02
-    assert late <= 2 * count
+    for seed in range(10):
+        job, overhead = some_job(rng, 0.02), rng.choice([0.01, 0.035, 0.05, 0.1])
+        run = simulate(job, Terms(overhead), 1600, seed)
+        assert run.overhead(0, 200) <= overhead and run.overhead(800) <= overhead, job
+        assert all(each.step <= 800 for each in run.changes), job
 
 
 def test_a_competing_job_breaks_the_bound_of_static_intervals_and_not_of_adaptive_ones():

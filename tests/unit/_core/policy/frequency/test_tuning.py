@@ -13,6 +13,7 @@ from fastckpt._core.policy.frequency.overhead import RECENT, Measurement
 from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.tuning import AGREE, LATELY, Decision, Terms, TuningState, started, tuned
+from tests.support.tables import for_each
 
 PROFILE = Profile(iteration=1.0, stall=0.3, duration=12.3)
 TERMS = Terms(0.05)
@@ -49,20 +50,16 @@ def pair(intervals: Intervals) -> tuple[int, int]:
     return intervals.memory, intervals.storage
 
 
-@pytest.mark.parametrize(
-    ("terms", "known", "expected"),
-    [
-        (TERMS, None, (8, 16)),
-        (TERMS, Intervals(10, 40), (10, 40)),
-        (Terms(0.05, RequestedIntervals(5, 50)), None, (5, 50)),
-        (Terms(0.05, RequestedIntervals(5, 50)), Intervals(10, 40), (5, 50)),
-        (Terms(0.05, RequestedIntervals(5, None)), Intervals(10, 40), (5, 20)),
-        (Terms(0.05, RequestedIntervals(None, 60)), None, (10, 60)),
-        (Terms(0.05, RequestedIntervals(None, timedelta(minutes=1))), None, (10, 60)),
-        (Terms(0.05, mtbf=1e6), None, (8, 776)),
-        (Terms(0.05, mtbf=10.0), None, (8, 16)),
-    ],
-    ids=["auto", "tuned before", "steps", "steps, not as before", "memory", "storage", "a time", "failures", "many"],
+@for_each(
+    (TERMS, None, (8, 16)),
+    (TERMS, Intervals(10, 40), (10, 40)),
+    (Terms(0.05, RequestedIntervals(5, 50)), None, (5, 50)),
+    (Terms(0.05, RequestedIntervals(5, 50)), Intervals(10, 40), (5, 50)),
+    (Terms(0.05, RequestedIntervals(5, None)), Intervals(10, 40), (5, 20)),
+    (Terms(0.05, RequestedIntervals(None, 60)), None, (10, 60)),
+    (Terms(0.05, RequestedIntervals(None, timedelta(minutes=1))), None, (10, 60)),
+    (Terms(0.05, mtbf=1e6), None, (8, 776)),
+    (Terms(0.05, mtbf=10.0), None, (8, 16)),
 )
 def test_the_first_intervals_are_those_requested(terms, known, expected):
     assert pair(started(PROFILE, terms, known=known)[1].intervals) == expected
@@ -122,7 +119,7 @@ COURSES = {
 }
 
 
-@pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
+@for_each(*COURSES.values())
 def test_windows_move_intervals_by_what_they_cost(course):
     state, first = started(course.profile, course.terms, known=course.known)
     assert course.known or first.overhead <= course.terms.overhead or course.terms.every is not AUTO
@@ -158,10 +155,10 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("every", REQUESTS, ids=str)
+@for_each(*REQUESTS)
 def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every):
     rng = random.Random(8)
-    for _ in range(10):
+    for _ in range(6):
         state, before = started(PROFILE, Terms(rng.choice([0.01, 0.05]), every, rng.choice([None, 1e5]), notice=3))
         for _ in range(20):
             ends = state.ends

@@ -1,25 +1,21 @@
 """Hosts that are left out: those that fail alone, for causes of their own."""
 
-import pytest
-
 from fastckpt._core.policy.hosts.host_exclusion import cause_of_host, suspects, with_faults
+from tests.support.tables import for_each
 
 COMPUTED = " has computed what its replicas have not"
 
 
-@pytest.mark.parametrize(
-    ("exitcode", "exception", "cause"),
-    [
-        (-9, "", "signal 9"),
-        (-7, "RuntimeError: a traceback before the signal", "signal 7"),
-        (-6, "", ""),
-        (1, "RuntimeError: CUDA error: uncorrectable ECC error encountered", None),
-        (1, "ConnectionRefusedError: [Errno 111] Connection refused", ""),
-        (1, "torch.distributed.DistBackendError: NCCL error: remote process exited", ""),
-        (1, f"ReplicasDiffer: another rank (rank # on b){COMPUTED}", ""),
-        (1, f"ReplicasDiffer: another rank or this one{COMPUTED}", ""),
-        (1, f"ReplicasDiffer: this rank (rank # on b){COMPUTED}", None),
-    ],
+@for_each(
+    (-9, "", "signal 9"),
+    (-7, "RuntimeError: a traceback before the signal", "signal 7"),
+    (-6, "", ""),
+    (1, "RuntimeError: CUDA error: uncorrectable ECC error encountered", None),
+    (1, "ConnectionRefusedError: [Errno 111] Connection refused", ""),
+    (1, "torch.distributed.DistBackendError: NCCL error: remote process exited", ""),
+    (1, f"ReplicasDiffer: another rank (rank # on b){COMPUTED}", ""),
+    (1, f"ReplicasDiffer: another rank or this one{COMPUTED}", ""),
+    (1, f"ReplicasDiffer: this rank (rank # on b){COMPUTED}", None),
 )
 def test_the_cause_of_a_worker_that_missed_another_one_is_not_its_hosts(exitcode, exception, cause):
     assert cause_of_host(exitcode, exception) == (exception if cause is None else cause)

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from itertools import product
 
-import pytest
-
 from fastckpt._core.policy.replicas.parity_layout import FileRange, length_of, pieces, ranges_for
+from tests.support.tables import for_each
 
 Files = Mapping[str, bytes]
 
@@ -51,13 +50,10 @@ def rebuilt(group: tuple[str, ...], lost: str, of: Mapping[str, Files]) -> dict[
     return {name: bytes(data) for name, data in found.items()}
 
 
-@pytest.mark.parametrize(
-    ("count", "shapes"),
-    [
-        (2, [(), (0,), (5,), (0, 4, 1)]),
-        (3, [(), (1,), (7,), (3, 0, 4)]),
-        (4, [(), (3, 5), (9,)]),
-    ],
+@for_each(
+    (2, [(), (0,), (5,), (0, 4, 1)]),
+    (3, [(), (1,), (7,), (3, 0, 4)]),
+    (4, [(), (3, 5), (9,)]),
 )
 def test_every_loss_of_one_node_is_rebuilt_whatever_files_the_nodes_have(count: int, shapes: list[tuple[int, ...]]):
     group = tuple(f"n{number}" for number in range(count))

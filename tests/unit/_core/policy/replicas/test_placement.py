@@ -3,12 +3,12 @@
 import random
 from itertools import combinations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.replicas.grouping import ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import Placement, place
+from tests.support.tables import for_each
 
 
 def nodes(count: int, domains: int = 0) -> list[ReplicaNode]:
@@ -29,15 +29,12 @@ def moved(before: Placement, after: Placement) -> int:
     return sum(len(set(after.holders[id]) - set(before.holders[id])) for id in after.holders if id in before.holders)
 
 
-@pytest.mark.parametrize(
-    ("count", "copies", "sizes"),
-    [
-        (8, 1, {2: 4}),
-        (9, 1, {2: 3, 3: 1}),
-        (9, 2, {3: 3}),
-        (11, 2, {3: 1, 4: 2}),
-        (2, 2, {2: 1}),
-    ],
+@for_each(
+    (8, 1, {2: 4}),
+    (9, 1, {2: 3, 3: 1}),
+    (9, 2, {3: 3}),
+    (11, 2, {3: 1, 4: 2}),
+    (2, 2, {2: 1}),
 )
 def test_nodes_are_in_groups_of_one_more_than_copies(count, copies, sizes):
     found = place(nodes(count), copies)

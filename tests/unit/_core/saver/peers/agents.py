@@ -27,23 +27,25 @@ def name_of(step: int) -> SaveName:
     return SaveName(DIRECTORY, SaveId(1, step), ATTEMPT)
 
 
-def write_save(slot: Path, step: int, files: Mapping[str, bytes], node: int) -> None:
-    """Have a whole save of one of two nodes in a slot."""
+def write_save(slot: Path, step: int, files: Mapping[str, bytes], node: int, nodes: int = 2) -> None:
+    """Have a whole save of one of several nodes in a slot."""
     slots.begin(slot, SlotBegin(SaveId(1, step), frozenset({0})))
     for name, data in files.items():
         (slot / name).write_bytes(data)
-    details = {"world_size": 2, "rank": node, "node": node, "nodes": 2, "attempt": ATTEMPT}
+    details = {"world_size": nodes, "rank": node, "node": node, "nodes": nodes, "attempt": ATTEMPT}
     slots.commit(slot, 0, SlotDone(SaveId(1, step), {name: len(data) for name, data in files.items()}, details))
 
 
 class Agent:
     """One that serves what its node has to others."""
 
-    def __init__(self, arena: Path, own: list[Slot], replicas: ReplicaFiles | None = None) -> None:
+    def __init__(
+        self, arena: Path, own: list[Slot], replicas: ReplicaFiles | None = None, parity: ParityFiles | None = None
+    ) -> None:
         self.arena, self.slots = arena, own
-        self.files = replicas or ReplicaFiles(arena, set, set, lambda: False)
-        parity = ParityFiles(arena, set, lambda: False)
-        self.peers = AgentPeers(lambda directory: NodeMemory(arena, own, self.files, parity))
+        self.replicas = replicas or ReplicaFiles(arena, set, set, lambda: False)
+        self.parity = parity or ParityFiles(arena, set, lambda: False)
+        self.peers = AgentPeers(lambda directory: NodeMemory(arena, own, self.replicas, self.parity))
         self.address = f"127.0.0.1:{self.peers.serve()}"
         self.peers.assume(PeerRound([Peer("agent", "a", self.address, host="node1")], 0, SECRET))
 

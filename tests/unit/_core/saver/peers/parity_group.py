@@ -6,18 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.sealed import SealedConnection
-from fastckpt._core.memory import slots
-from fastckpt._core.memory.parity_records import (
-    BLOCK,
-    parity_place,
-    read_parity,
-)
-from fastckpt._core.memory.replica_files import ReplicaFiles
-from fastckpt._core.memory.slots import SlotBegin, SlotDone
+from fastckpt._core.memory.parity_records import BLOCK, parity_place, read_parity
 from fastckpt._core.policy.replicas.parity_layout import pieces, ranges_for
-from fastckpt._core.saver.peers.agent_peers import AgentPeers, NodeMemory
 from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ParityFiles
@@ -27,36 +18,29 @@ from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_transfer import LargeFile
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.local.stored import digest
+from tests.unit._core.saver.peers.agents import SECRET, Agent, name_of, write_save
 
-SECRET = b"secret"
 GROUP = ("a", "b", "c", "d")
-OLD, NEW = (SaveName("/checkpoints", SaveId(1, step), "token") for step in (5, 6))
+OLD, NEW = name_of(5), name_of(6)
 PIECE = 1 << 16
 SIZES = {"a": (5 * PIECE + 3, 7), "b": (2 * PIECE,), "c": (), "d": (9 * PIECE, PIECE // 2, 1)}
 
 
-class Member:
+class Member(Agent):
     """An agent with two saves in its slots, each with large files of its own."""
 
     def __init__(self, folder: Path, id: str, sizes: Sequence[int], rank: int | None = None) -> None:
-        self.id, self.arena, self.sizes, self.rank = id, folder, sizes, GROUP.index(id) if rank is None else rank
+        self.id, self.sizes, self.rank = id, sizes, GROUP.index(id) if rank is None else rank
         self.files = {save: self._save(save, folder / f"slot-{n}") for n, save in enumerate((OLD, NEW))}
         self.in_use = False
-        self.parity = ParityFiles(folder, set, lambda: self.in_use, PIECE)
-        replicas = ReplicaFiles(folder, set, set, lambda: False)
-        of = [Slot(folder / f"slot-{number}") for number in range(2)]
-        self.peers = AgentPeers(lambda directory: NodeMemory(folder, of, replicas, self.parity))
-        self.address = f"127.0.0.1:{self.peers.serve()}"
+        own = [Slot(folder / f"slot-{number}") for number in range(2)]
+        super().__init__(folder, own, parity=ParityFiles(folder, set, lambda: self.in_use, PIECE))
 
     def _save(self, save: SaveName, slot: Path) -> list[LargeFile]:
         slot.mkdir(parents=True)
-        slots.begin(slot, SlotBegin(save.id, frozenset({0})))
-        paths = [slot / f"shard_{self.id}{number}.pt" for number in range(len(self.sizes))]
-        for path, size in zip(paths, self.sizes, strict=True):
-            path.write_bytes(os.urandom(size))
-        details = {"world_size": 4, "rank": self.rank, "node": self.rank, "nodes": 4, "attempt": save.attempt}
-        slots.commit(slot, 0, SlotDone(save.id, {path.name: path.stat().st_size for path in paths}, details))
-        return [LargeFile(path.name, path, path.stat().st_size, digest(path)) for path in paths]
+        files = {f"shard_{self.id}{number}.pt": os.urandom(size) for number, size in enumerate(self.sizes)}
+        write_save(slot, save.id.step, files, self.rank, 4)
+        return [LargeFile(name, slot / name, len(data), digest(slot / name)) for name, data in files.items()]
 
 
 class Group:
@@ -74,7 +58,7 @@ class Group:
             self.members[id].peers.assume(PeerRound(peers, number, SECRET))
 
     def link(self, id: str) -> closing[SealedConnection]:
-        return closing(SealedConnection.connect(self.members[id].address, SECRET, 20.0))
+        return self.members[id].link()
 
     def give(self, save: SaveName, member: str, holder: str, common: CommonSave = CommonSave()) -> int:  # noqa: B008
         with self.link(holder) as link:

@@ -1,7 +1,9 @@
 """The newest save that all nodes hold, from what each reports."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 import pytest
 
@@ -14,6 +16,7 @@ from fastckpt._core.saver.peers.common_saves import (
     HeldReport,
 )
 from fastckpt.errors import ProtocolError
+from tests.support.tables import for_each
 
 NOTHING = CommonSave()
 
@@ -62,7 +65,7 @@ def test_the_next_common_save_counts_when_every_node_keeps_it_and_another_takes_
     assert common.report(report("a", 1, 2)).next == SaveId(1, 2)
 
 
-@pytest.mark.parametrize("copied", [(True, True, True), (True, False, True)])
+@for_each((True, True, True), (True, False, True))
 def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(copied: Sequence[bool]):
     common, has = CommonSaves("abc"), dict(zip("abc", copied, strict=True))
     for member in "abc":
@@ -80,7 +83,7 @@ def test_a_save_counts_as_replicated_only_if_every_node_has_copied_it(copied: Se
     assert (answer.id, answer.is_replicated) == (SaveId(1, 2), False)
 
 
-@pytest.mark.parametrize("alike", [True, False])
+@for_each(True, False)
 def test_the_first_common_save_is_compared_and_each_tenth_from_then_on(alike: bool):
     common, compared = CommonSaves(["a", "b"]), []
     for step in range(1, 3 * EACH + 1):
@@ -100,71 +103,83 @@ def test_while_a_save_is_compared_it_stays_the_common_one_unless_a_node_gives_it
     assert agree(common, {"a": [2], "b": [1, 2]}).id == SaveId(1, 2)
 
 
-@dataclass(frozen=True)
-class Node:
-    """A node: what its slots hold, how far it trained, what it was told, and the report on its way."""
+class Node(NamedTuple):
+    """A node: what its slots hold, how far it trained, what it was told of, and its report on its way."""
 
-    count: int
     slots: tuple[int, ...] = ()
     step: int = 0
-    told: CommonSave = NOTHING
-    next: SaveId | None = None
-    report: HeldReport | None = None
+    told: tuple[SaveId | None, ...] = (None, None)
+    report: tuple[frozenset[SaveId], SaveId | None] | None = None
 
-    def save(self) -> "Node":
-        views = [SlotView(SaveId(1, each), committed=True) for each in self.slots]
-        views += [SlotView()] * (self.count - len(views))
-        kept = [id for id in (self.told.id, self.told.next) if id]
-        choice = choose_slot(views, {}, kept)
-        if isinstance(choice, Skip):
-            return replace(self, step=self.step + 1)
-        slots = [*self.slots[:choice], self.step + 1, *self.slots[choice + 1 :]]
-        return replace(self, slots=tuple(slots), step=self.step + 1)
-
-    def send(self, member: str) -> "Node":
-        keeping = self.next if self.next in saves(*self.slots) else None
-        return replace(self, report=HeldReport(member, saves(*self.slots), keeping))
+    def sent(self) -> "Node":
+        held = saves(*self.slots)
+        return self._replace(report=(held, self.told[1] if self.told[1] in held else None))
 
 
-def copied(common: CommonSaves) -> CommonSaves:
-    other = CommonSaves("ab")
-    vars(other).update({k: v.copy() if isinstance(v, dict) else v for k, v in vars(common).items() if k != "_lock"})
-    return other
+@cache
+def saved(node: Node, count: int) -> Node:
+    views = [SlotView(SaveId(1, each), committed=True) for each in node.slots]
+    choice = choose_slot(views + [SlotView()] * (count - len(views)), {}, [id for id in node.told if id])
+    step, slots = node.step + 1, node.slots
+    if not isinstance(choice, Skip):
+        slots = (*slots[:choice], step, *slots[choice + 1 :])
+    return node._replace(step=step, slots=slots)
 
 
-@pytest.mark.parametrize(("count", "steps"), [(2, 3)])
-def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_save(count: int, steps: int):
+class Commons:
+    """What the agent that joins reports may know: each a number, from which a report leads to another one."""
+
+    def __init__(self) -> None:
+        first = CommonSaves("ab")
+        first._alike = True  # comparisons have tests of their own
+        self._known, self._numbers = list[CommonSaves](), dict[object, int]()
+        self._number(first)
+
+    def _number(self, common: CommonSaves) -> int:
+        key = (common._id, common._next, *sorted(common._held.items()), *sorted(common._keeping.items()))
+        if key not in self._numbers:
+            self._numbers[key] = len(self._known)
+            self._known.append(common)
+        return self._numbers[key]
+
+    def has_common(self, number: int) -> bool:
+        return self._known[number]._id is not None
+
+    @cache  # noqa: B019
+    def after(self, number: int, member: str, held: frozenset[SaveId], keep: SaveId | None) -> tuple[int, CommonSave]:
+        of, common = self._known[number], CommonSaves("ab")
+        vars(common).update({k: v.copy() if isinstance(v, dict) else v for k, v in vars(of).items() if k != "_changed"})
+        answer = common.report(HeldReport(member, held, keep))
+        return self._number(common), answer
+
+
+def test_in_no_order_of_saves_skips_and_reports_do_two_nodes_lose_their_common_save():
     """Exhaustive: saves, skips for other reasons, reports that stay behind, answers that come late, in any order.
 
-    Once there is a common save, there is always a save that both hold. Ranks train in step.
+    Two nodes of two slots train three steps; ranks train in step. Once there is a common save, there is always a save
+    that both hold.
     """
-    first = CommonSaves("ab")
-    first._alike = True  # comparisons have tests of their own
-    seen, todo = set(), [(Node(count), Node(count), first, False)]
+    count, steps, commons = 2, 3, Commons()
+    todo = [(Node(), Node(), 0, False)]
+    seen = {*todo}
     while todo:
         *nodes, common, had = todo.pop()
-        key = (*nodes, common._id, common._next, *sorted(common._held.items()), *sorted(common._keeping.items()), had)
-        if repr(key) in seen:
-            continue
-        seen.add(repr(key))
-        had = had or common._id is not None
-        assert not had or set(nodes[0].slots) & set(nodes[1].slots), key
+        had = had or commons.has_common(common)
+        assert not had or set(nodes[0].slots) & set(nodes[1].slots), nodes
+        after = list[tuple[int, Node, int]]()
         for number, node in enumerate(nodes):
-            others = []
             if node.step < min(steps, nodes[1 - number].step + 1):
-                others += [replace(node, step=node.step + 1), node.save()]
+                after += [(number, node._replace(step=node.step + 1), common), (number, saved(node, count), common)]
             if node.report is None:
-                others.append(node.send("ab"[number]))
-            todo += [(*_with(nodes, number, after), common, had) for after in others]
-            if node.report is not None:
-                told = copied(common)
-                answer = told.report(node.report)
+                after.append((number, node.sent(), common))
+            else:
+                then, answer = commons.after(common, "ab"[number], *node.report)
                 # What it protects is noted first; what it still holds is read for the next report.
-                noted = replace(answer, id=answer.id or node.told.id)
-                after = replace(node, report=None, told=noted, next=answer.next)
-                todo.append((*_with(nodes, number, after), told, had))
+                told = (answer.id or node.told[0], answer.next)
+                after.append((number, node._replace(report=None, told=told), then))
+        for number, node, then in after:
+            state = (node, nodes[1], then, had) if number == 0 else (nodes[0], node, then, had)
+            if state not in seen:
+                seen.add(state)
+                todo.append(state)
     assert len(seen) > 5000
-
-
-def _with(nodes: list[Node], number: int, node: Node) -> tuple[Node, Node]:
-    return (node, nodes[1]) if number == 0 else (nodes[0], node)

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.held_saves import held_saves, keep
 from fastckpt._core.policy.peer_sources import ParityHolding
 from fastckpt._core.resume.candidates import parity_holdings
 from fastckpt._core.saver.peers import replica_sender
 from fastckpt._core.saver.peers.common_saves import CommonSave
-from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt._core.saver.peers.parity_rebuild import REBUILD
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
@@ -22,26 +20,11 @@ from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
 from tests.support.largest_file import largest_file
-from tests.unit._core.saver.peers.agents import flip
-from tests.unit._core.saver.peers.parity_group import (
-    GROUP,
-    NEW,
-    OLD,
-    PIECE,
-    SECRET,
-    Group,
-    assert_rebuilt,
-    digest_bytes,
-)
+from tests.unit._core.saver.peers.agents import SECRET, flip, name_of
+from tests.unit._core.saver.peers.parity_group import GROUP, NEW, OLD, PIECE, Group, assert_rebuilt, digest_bytes
 
 SMALL = 1 << 17
 """Larger files count as large here."""
-
-
-def assert_survives(group: Group, lost: str, into: Path) -> None:
-    group.give_all(NEW)
-    group.lose(lost)
-    assert_rebuilt(group, NEW, lost, into)
 
 
 def test_the_files_of_each_lost_node_are_rebuilt_from_parity_as_long_as_the_longest_chunk(group: Group, tmp_path: Path):
@@ -52,6 +35,10 @@ def test_the_files_of_each_lost_node_are_rebuilt_from_parity_as_long_as_the_long
     for lost in GROUP:
         (tmp_path / "into" / lost).mkdir(parents=True)
         assert_rebuilt(group, NEW, lost, tmp_path / "into" / lost)
+    group.lose("b", "d")
+    left = {id: group.members[id].address for id in ("a", "c")}
+    with group.link("a") as link, pytest.raises(ProtocolError, match="b is lost, too"):
+        link.ask(NEW.request(REBUILD, member="d", group=[*GROUP], addresses=left))
 
 
 def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_path: Path):
@@ -66,7 +53,7 @@ def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_p
 
 
 def test_pages_of_an_older_save_serve_a_newer_one_and_leave_nothing_in_it(group: Group, tmp_path: Path):
-    third = SaveName(OLD.directory, SaveId(1, 7), "token")
+    third = name_of(7)
     for member in group.members.values():
         member.files[third] = member.files[OLD]
     group.give_all(OLD)
@@ -87,40 +74,30 @@ def xor(chunks: list[bytes], size: int) -> bytes:
     return found.to_bytes(size, "big")
 
 
-def test_a_chunk_that_was_cut_off_amid_a_piece_goes_on_where_it_was(group: Group, tmp_path: Path):
+def test_a_chunk_that_came_damaged_was_cut_off_or_comes_twice_is_in_the_parity_once(group: Group, tmp_path: Path):
     found = group.pieces(NEW, "d", "b")
     assert len(found) > 2
+    digests = [{"digest": digest_bytes(tmp_path, piece)} for piece in found]
     assert group.give(NEW, "a", "b") == sum(map(len, group.pieces(NEW, "a", "b"))) > 0
+    with group.link("b") as link:
+        link.ask(group.request(NEW, "d", "b"))
+        link.send_bytes(bytes([found[0][0] ^ 1]) + found[0][1:])
+        assert link.ask(digests[0]) == {"state": DAMAGED}
     with group.link("b") as link:
         assert link.ask(group.request(NEW, "d", "b")) == {"state": READY, "first": 0, "piece": PIECE}
         link.send_bytes(found[0])
-        link.ask({"digest": digest_bytes(tmp_path, found[0])})
+        link.ask(digests[0])
         link.send_bytes(found[1][: PIECE // 3])
-    assert group.give(NEW, "d", "b") == sum(map(len, found[1:]))
-    assert_survives(group, "d", tmp_path / "into")
-
-
-def test_two_streams_of_one_chunk_take_it_into_the_parity_once(group: Group, tmp_path: Path):
-    found = group.pieces(NEW, "d", "b")
     with group.link("b") as slow:
         slow.ask(group.request(NEW, "d", "b"))
-        slow.send_bytes(found[0][:-1])
-        group.give(NEW, "d", "b")
-        slow.send_bytes(found[0][-1:])
+        slow.send_bytes(found[1][:-1])
+        assert group.give(NEW, "d", "b") == sum(map(len, found[1:])), "it goes on where it was"
+        slow.send_bytes(found[1][-1:])
         with pytest.raises((ProtocolError, OSError)):
-            slow.ask({"digest": digest_bytes(tmp_path, found[0])})
-    assert_survives(group, "d", tmp_path / "into")
-
-
-def test_a_flipped_byte_in_a_chunk_is_refused_and_the_chunk_may_come_again(group: Group, tmp_path: Path):
-    found = group.pieces(NEW, "d", "b")
-    flipped = bytearray(found[0])
-    flipped[100] ^= 1
-    with group.link("b") as link:
-        link.ask(group.request(NEW, "d", "b"))
-        link.send_bytes(flipped)
-        assert link.ask({"digest": digest_bytes(tmp_path, found[0])}) == {"state": DAMAGED}
-    assert_survives(group, "d", tmp_path / "into")
+            slow.ask(digests[1])
+    group.give_all(NEW)
+    group.lose("d")
+    assert_rebuilt(group, NEW, "d", tmp_path / "into")
 
 
 @pytest.mark.parametrize(
@@ -147,14 +124,6 @@ def test_damage_before_or_after_the_parity_was_made_is_noticed(
     assert not [*(tmp_path / "into").glob("*")]
 
 
-def test_two_lost_nodes_of_one_group_cannot_be_rebuilt(group: Group, tmp_path: Path):
-    group.give_all(NEW)
-    group.lose("b", "d")
-    left = {id: group.members[id].address for id in ("a", "c")}
-    with group.link("a") as link, pytest.raises(ProtocolError, match="b is lost, too"):
-        link.ask(NEW.request(REBUILD, member="d", group=[*GROUP], addresses=left))
-
-
 def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again(group: Group, tmp_path: Path):
     group.give_all(OLD)
     group.give(NEW, "a", "b", CommonSave(OLD.id))
@@ -176,12 +145,8 @@ def test_a_sender_learns_why_a_disk_has_not_taken_its_chunk_and_newer_parity_is_
         group.give(OLD, "b", "a")
     group.give_all(NEW)
     assert group.members["a"].parity.find(NEW.id, NEW.attempt, "b", GROUP)
-
-
-def test_a_chunk_of_other_files_than_before_is_refused(group: Group):
-    group.give(NEW, "a", "b")
     group.members["a"].files[NEW] = group.members["a"].files[OLD]
-    with pytest.raises(ProtocolError, match="had other files"):
+    with pytest.raises(ProtocolError, match="had other files"):  # than those whose chunk has come
         group.give(NEW, "a", "b")
 
 

@@ -9,24 +9,14 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core import metrics
-from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.saver.peers import fetcher
 from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.file_transfer import SaveName
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
 from fastckpt.errors import ArenaTooSmall, FastckptError
-from tests.unit._core.saver.peers.agents import flip
-from tests.unit._core.saver.peers.parity_group import (
-    GROUP,
-    NEW,
-    OLD,
-    PIECE,
-    SECRET,
-    Group,
-    Member,
-    assert_rebuilt,
-)
+from tests.unit._core.saver.peers.agents import SECRET, flip, name_of
+from tests.unit._core.saver.peers.parity_group import GROUP, NEW, OLD, PIECE, Group, Member, assert_rebuilt
 
 
 @pytest.mark.parametrize(
@@ -100,13 +90,12 @@ def test_parity_of_the_group_before_is_released_when_all_have_that_of_the_later_
     assert_rebuilt(group, NEW, "e", tmp_path / "new", LATER)
 
 
-@pytest.mark.parametrize("in_use", [True])
-def test_no_more_than_two_places_are_kept_through_renewals_that_break_off(group: Group, tmp_path: Path, in_use: bool):
+def test_no_more_than_two_places_are_kept_through_renewals_that_break_off(group: Group, tmp_path: Path):
     come_back(group, tmp_path)
-    group.members["b"].in_use = in_use
+    group.members["b"].in_use = True
     size = max(group.parity(OLD, id).stat().st_size for id in "abc")
     for number in range(7, 12):
-        save = SaveName(OLD.directory, SaveId(1, number), "token")
+        save = name_of(number)
         for id in "abc":
             group.members[id].files[save] = group.members[id].files[OLD]
         group.give(save, "a", "b", CommonSave(OLD.id))
@@ -140,11 +129,11 @@ def test_a_place_that_is_released_while_its_memory_is_made_gives_its_pages_to_no
     assert_rebuilt(group, NEW, "d", tmp_path / "into")
 
 
-@pytest.mark.parametrize("sizes", [(32000 * 3 * PIECE,), (9,) * 20_000], ids=["pieces", "files"])
-def test_what_a_record_cannot_hold_is_refused_by_name_before_memory_is_made(tmp_path: Path, sizes: tuple[int, ...]):
+def test_what_a_record_cannot_hold_is_refused_by_name_before_memory_is_made(tmp_path: Path):
     parity = ParityFiles(tmp_path, set, lambda: False, PIECE)
-    files = tuple((f"shard_{number}.pt", size, "0" * 32) for number, size in enumerate(sizes))
-    with pytest.raises(ArenaTooSmall, match=r"record of parity would have [0-9]+ bytes.*larger groups"):
-        parity.admit(ChunkRequest(NEW.id, NEW.attempt, GROUP, "a", "b", files))
-    assert parity.bytes() == 0
+    for save, sizes in ((OLD, (32000 * 3 * PIECE,)), (NEW, (9,) * 20_000)):
+        files = tuple((f"shard_{number}.pt", size, "0" * 32) for number, size in enumerate(sizes))
+        with pytest.raises(ArenaTooSmall, match=r"record of parity would have [0-9]+ bytes.*larger groups"):
+            parity.admit(ChunkRequest(save.id, save.attempt, GROUP, "a", "b", files))
+        assert parity.bytes() == 0
     parity.close()

@@ -90,8 +90,7 @@ def resumed(jobs: Ranks) -> tuple[int, str]:
     return one.load_checkpoint().get("step", 0), one.loaded_from
 
 
-@pytest.mark.parametrize("torn", [None, "", "0123"])
-@pytest.mark.parametrize("refuse", [fill, forbid])
+@pytest.mark.parametrize(("refuse", "torn"), [(fill, None), (forbid, ""), (fill, "0123")])
 def test_a_directory_that_cannot_be_marked_resumes_from_memory_and_is_marked_once_it_can(
     jobs: Ranks, directory: Path, refuse: Callable[[Path], Callable[[], None]], torn: str | None
 ):
