@@ -1,3 +1,4 @@
-"""Disks of a limited size."""
+"""Disks of a limited size, and other jobs."""
 
 from tests.unit._core.memory.conftest import small_disk  # noqa: F401
+from tests.unit._core.saver.persistence.other_jobs import start  # noqa: F401

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ from fastckpt._core.saver.persistence.predecessor import Job
 from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PersistError
-from tests.unit._core.saver.persistence.test_tenure import Other, soon, stop  # noqa: F401 (a fixture)
+from tests.unit._core.saver.persistence.other_jobs import Other, stop
+from tests.unit._core.saver.persistence.test_tenure import soon  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(autouse=True)
@@ -55,19 +56,6 @@ class Launch:
         arena.release()
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Other]]:
-    made: list[Other] = []
-
-    def go(act: Callable[[], object]) -> Other:
-        made.append(Other(act))
-        return made[-1]
-
-    yield go
-    for other in made:
-        other.end()
-
-
 def owning(
     root: Path,
     start: Callable[..., Other],
@@ -83,9 +71,7 @@ def owning(
         stop()
         return then(one, arena)
 
-    other = start(act)
-    other.wait_until_stopped()
-    return other
+    return start(act)
 
 
 def until_lost(launch: Launch, arena: Arena) -> object:

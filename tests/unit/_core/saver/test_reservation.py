@@ -1,6 +1,7 @@
 """Memory for images: reserving ahead of time never replaces an image of a save."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,13 +24,19 @@ SHARD = 20 << 20
 NO_COPIES = ReplicaRoom(lambda: 0, lambda: 0, CopiesFolder(Path("no arena")), is_optional=True)
 
 
-@pytest.fixture
-def arena(tmp_path: Path) -> Iterator[Arena]:
-    """An arena of three slots, on a disk."""
-    made = Arena.open(tmp_path / "arena", str(tmp_path))
-    made.make_slots(3)
+@contextlib.contextmanager
+def arena_of(path: Path, slots: int = 3) -> Iterator[Arena]:
+    """An arena on a disk."""
+    made = Arena.open(path, str(path.parent))
+    made.make_slots(slots)
     yield made
     made.remove()
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    with arena_of(tmp_path / "arena") as made:
+        yield made
 
 
 def room_in(arena: Arena, copies: ReplicaRoom = NO_COPIES) -> Reservations:
@@ -106,21 +113,17 @@ class TestCopies:
             room.close()
         return replicas
 
-    @pytest.mark.parametrize(
-        ("there", "name", "slots", "refused"),
-        [
+    def test_copies_come_before_a_third_slot_and_after_the_second(self, tmp_path: Path, monkeypatch):
+        for there, name, slots, refused in (
             (3 * SHARD + 2 * SHARD, "__0_0.distcp", 3, False),
             (3 * SHARD + 2 * SHARD - 1, "__0_0.distcp", 2, False),  # a third slot saves a wait, a copy a loss
             (2 * SHARD + 2 * SHARD - 1, "__0_0.distcp", 3, True),
             (3 * SHARD, "model.pt", 3, False),  # each node has it
-        ],
-    )
-    def test_copies_come_before_a_third_slot_and_after_the_second(
-        self, arena, monkeypatch, there: int, name: str, slots: int, refused: bool
-    ):
-        free(monkeypatch, there)
-        replicas = self.checked(arena, name, optional=True)
-        assert (len(arena.slots), bool(replicas.refusal)) == (slots, refused)
+        ):
+            free(monkeypatch, there)
+            with arena_of(tmp_path / str(there)) as arena:
+                replicas = self.checked(arena, name, optional=True)
+                assert (len(arena.slots), bool(replicas.refusal)) == (slots, refused)
 
     def test_copies_that_were_asked_for_and_have_no_room_are_refused_before_the_first_save(self, arena, monkeypatch):
         free(monkeypatch, 4 * SHARD - 1)
@@ -129,12 +132,9 @@ class TestCopies:
             self.checked(arena, optional=False)
         self.checked(arena, optional=False, present=SHARD)  # the memory of copies that have come is not needed twice
 
-    @pytest.mark.parametrize(("lacking", "asked"), [(0, []), (SHARD, [False]), (2 * SHARD, [False, True])])
-    def test_copies_of_an_earlier_round_make_way_for_slots_as_far_as_they_must(
-        self, tmp_path, monkeypatch, lacking: int, asked: list[bool]
-    ):
+    def test_copies_of_an_earlier_round_make_way_for_slots_as_far_as_they_must(self, tmp_path: Path, monkeypatch):
         """The copies of two saves are here, and nobody keeps any in this round."""
-        held, total, calls = [SHARD, SHARD], 4 * SHARD - lacking, list[bool]()
+        held, calls, total = list[int](), list[bool](), 0
 
         def make_way(*, for_good: bool) -> None:
             calls.append(for_good)
@@ -142,28 +142,27 @@ class TestCopies:
 
         limit = lambda *_: Headroom(total - sum(held), total, "it", MemoryLimit.HOST)  # noqa: E731
         monkeypatch.setattr(room_module, "headroom", limit)
-        arena = Arena.open(tmp_path / "arena", str(tmp_path))
-        arena.make_slots(2)
-        folder = CopiesFolder(arena.path)
-        room = room_in(arena, copies=ReplicaRoom(lambda: 0, lambda: sum(held), folder, make_way, is_optional=True))
-        asyncio.run(room.check({"__0_0.distcp": SHARD}))
-        assert calls == asked
-        room.close()
-        arena.remove()
+        for lacking, asked in ((0, []), (SHARD, [False]), (2 * SHARD, [False, True])):
+            held[:], total = [SHARD, SHARD], 4 * SHARD - lacking
+            with arena_of(tmp_path / str(lacking), slots=2) as arena:
+                folder = CopiesFolder(arena.path)
+                copies = ReplicaRoom(lambda: 0, lambda: sum(held), folder, make_way, is_optional=True)
+                room = room_in(arena, copies)
+                asyncio.run(room.check({"__0_0.distcp": SHARD}))
+                room.close()
+            assert calls == asked
+            calls.clear()
 
-    @pytest.mark.parametrize("optional", [True, False])
     def test_copies_on_a_disk_ask_nothing_of_memory_and_the_disk_for_room(
-        self, arena, small_disk: Callable[[int], Path], monkeypatch, optional: bool
+        self, arena, small_disk: Callable[[int], Path], monkeypatch
     ):
         free(monkeypatch, 3 * SHARD)  # in memory: enough for the slots alone
         large, small = small_disk(64), small_disk(32)
-        replicas = self.checked(arena, optional=optional, disk=large)
-        assert len(arena.slots) == 3 and not replicas.refusal and replicas.needed == 0
-        if optional:
-            refusal = self.checked(arena, optional=True, disk=small).refusal
-            assert "40.0 MiB" in refusal and str(small) in refusal
-        else:
-            with pytest.raises(
-                ArenaTooSmall, match=rf"need 40.0 MiB: the disk under {small} has .*disk:DIR.*replicas 0"
-            ):
-                self.checked(arena, optional=False, disk=small)
+        for optional in (True, False):
+            replicas = self.checked(arena, optional=optional, disk=large)
+            assert len(arena.slots) == 3 and not replicas.refusal and replicas.needed == 0
+        refusal = self.checked(arena, optional=True, disk=small).refusal
+        assert "40.0 MiB" in refusal and str(small) in refusal
+        says = rf"need 40.0 MiB: the disk under {small} has .*disk:DIR.*replicas 0"
+        with pytest.raises(ArenaTooSmall, match=says):
+            self.checked(arena, optional=False, disk=small)

@@ -1,10 +1,7 @@
 """Jobs that have lost sight of each other: each is a process, and one is stopped between two operations."""
 
-import json
 import os
-import signal
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,8 @@ from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt.errors import FastckptError, PlaceInUse, Superseded
+from fastckpt.errors import PlaceInUse, Superseded
+from tests.unit._core.saver.persistence.other_jobs import Other, stop
 from tests.unit._core.storage.checkpoints import images
 from tests.unit._core.storage.conftest import fast_path  # noqa: F401 (a fixture)
 
@@ -66,47 +64,6 @@ class Saver:
         return id
 
 
-class Other:
-    """A job in a process of its own, which stops itself where it is told to."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                said: object = act()
-            except FastckptError as error:
-                said = f"{type(error).__name__}: {error}"
-            except BaseException:
-                said = traceback.format_exc()
-            os.write(writer, json.dumps(said).encode())
-            os._exit(0)
-        os.close(writer)
-        self._reader = reader
-
-    def wait_until_stopped(self) -> None:
-        assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
-
-    def go_on(self) -> object:
-        """What it says at its end."""
-        os.kill(self.pid, signal.SIGCONT)
-        os.waitpid(self.pid, 0)
-        with os.fdopen(self._reader) as pipe:
-            return json.load(pipe)
-
-    def end(self) -> None:
-        """Kill it, unless it has ended."""
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-
-
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def stopping_before(owner: object, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
     """Have this process stop before it calls that, once."""
     real, struck = getattr(owner, name), []
@@ -121,26 +78,18 @@ def stopping_before(owner: object, name: str, when: Callable[..., bool] = lambda
 
 
 @pytest.fixture
-def old(fast_path: Path) -> Iterator[Callable[..., Other]]:  # noqa: F811
-    """An old job that has saved step 1, and stops before the rename by which a further step is to count."""
-    made: list[Other] = []
+def old(fast_path: Path, start: Callable[..., Other]) -> Callable[[], Other]:  # noqa: F811
+    """An old job that has saved step 1, and stops before the rename by which step 2 is to count."""
 
-    def start(step: int = 2) -> Other:
-        def act() -> object:
-            tenure_module.RENEWAL = 1000.0  # it goes on before it would look by itself
-            saver = Saver(fast_path, "old")
-            saver.begin()
-            saver.save(1)
-            stopping_before(DirectoryRoot, "move", lambda _, source, target: target.name.startswith("checkpoint-"))
-            return [*saver.save(step)]
+    def act() -> object:
+        tenure_module.RENEWAL = 1000.0  # it goes on before it would look by itself
+        saver = Saver(fast_path, "old")
+        saver.begin()
+        saver.save(1)
+        stopping_before(DirectoryRoot, "move", lambda _, source, target: target.name.startswith("checkpoint-"))
+        return [*saver.save(2)]
 
-        made.append(Other(act))
-        made[-1].wait_until_stopped()
-        return made[-1]
-
-    yield start
-    for other in made:
-        other.end()
+    return lambda: start(act)
 
 
 def ids(saver: Saver) -> list[SaveId]:
@@ -191,7 +140,7 @@ def test_a_history_opens_while_a_save_of_the_one_before_becomes_durable(fast_pat
     job.tenure.close()
 
 
-def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old) -> None:  # noqa: F811
+def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old, start) -> None:  # noqa: F811
     """Both have seen that it is stale; the record of the next history decides."""
     old()
     one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
@@ -201,8 +150,7 @@ def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old) 
         stopping_before(two.store.histories, "create")  # when it has looked once more
         return [*two.save(3)]
 
-    other = Other(act)
-    other.wait_until_stopped()
+    other = start(act)
     assert one.begin() == (1, 1) and one.save(2) == (2, 2)
     assert "has been taken by another job, which opened history 2" in str(other.go_on())
     assert ids(one) == [(2, 2), (1, 1)]
@@ -235,7 +183,7 @@ def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None: 
     saver.tenure.close()
 
 
-def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path) -> None:  # noqa: F811
+def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path, start) -> None:  # noqa: F811
     """By one that has stood still before it made it, while others opened that history, and newer ones, and swept."""
 
     def act() -> object:
@@ -245,8 +193,7 @@ def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path) -> No
         saver.tenure.hold(Opening(SaveId(saver.history, 1), "round"))
         return "it has it"
 
-    other = Other(act)
-    other.wait_until_stopped()
+    other = start(act)
     histories = Saver(fast_path, "new").store.histories
     assert histories.create(Record(2, launch="new"))
     said = str(other.go_on())
