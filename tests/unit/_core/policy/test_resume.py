@@ -17,13 +17,16 @@ def storage(step: int, history: int = 1) -> CheckpointLocation:
     return CheckpointLocation(history, step, "storage")
 
 
-def of_node(node: int, step: int, attempt: str = "a", tier: str = "memory") -> CheckpointLocation:
-    return CheckpointLocation(1, step, tier, node, attempt)
+def node(number: int, step: int, attempt: str = "a") -> CheckpointLocation:
+    return CheckpointLocation(1, step, "memory", number, attempt)
 
 
 def shared(step: int, attempt: str = "a") -> CheckpointLocation:
     """On storage, as several nodes saved it."""
     return CheckpointLocation(1, step, "storage", 0, attempt)
+
+
+A, B, S = node(0, 3), node(1, 3), shared(3)
 
 
 @for_each(
@@ -34,25 +37,15 @@ def shared(step: int, attempt: str = "a") -> CheckpointLocation:
     ("a history is newer than any step", [{memory(9), memory(1, history=2)}] * 2, set(), (memory(1, history=2),) * 2),
     ("bad in memory: the same from storage", [{memory(3), storage(3)}] * 2, {memory(3)}, (storage(3),) * 2),
     ("all bad", [{memory(3), storage(3)}] * 2, {memory(3), storage(3)}, None),
-    ("of unlike attempts", [{of_node(0, 3), of_node(0, 2)}, {of_node(1, 3, "b")}], set(), None),
+    ("of unlike attempts", [{node(0, 3), node(0, 2)}, {node(1, 3, "b")}], set(), None),
     (
-        "the newest that all have, each from where it is nearest",
-        [{of_node(0, 3), of_node(0, 2), shared(2)}, {shared(2)}],
+        "each from where it is nearest",
+        [{node(0, 3), node(0, 2), shared(2)}, {shared(2)}],
         set(),
-        (of_node(0, 2), shared(2)),
+        (node(0, 2), shared(2)),
     ),
-    (
-        "bad in the memory of one node, and on storage: the others' memory is good still",
-        [{of_node(0, 3), shared(3)}, {of_node(1, 3), shared(3)}],
-        {of_node(1, 3)},
-        (of_node(0, 3), shared(3)),
-    ),
-    (
-        "one step of two attempts: the nearer one",
-        [{of_node(0, 3, "a"), shared(3, "b")}, {of_node(1, 3, "a"), shared(3, "b")}],
-        set(),
-        (of_node(0, 3, "a"), of_node(1, 3, "a")),
-    ),
+    ("bad in one memory, and on storage", [{A, S}, {B, S}], {B}, (A, S)),  # the other one's memory is good still
+    ("one step of two attempts: the nearer one", [{A, shared(3, "b")}, {B, shared(3, "b")}], set(), (A, B)),
 )
 def test_the_newest_save_that_all_ranks_have_is_chosen(reports, excluded, expected):
     assert choose(reports, excluded) == expected

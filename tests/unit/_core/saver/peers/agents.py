@@ -73,7 +73,7 @@ def until(condition: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def relay(address: str, at: int, harm: str, *, back: bool = False) -> Iterator[str]:
-    """A way for one connection to an agent that flips a byte, or ends there: of what goes there, or comes back."""
+    """A way for one connection to an agent that flips a byte, ends or stands still: of what goes there, or back."""
     host, _, port = address.rpartition(":")
 
     def pass_on(of: socket.socket, to: socket.socket, harm: str) -> None:
@@ -86,7 +86,8 @@ def relay(address: str, at: int, harm: str, *, back: bool = False) -> Iterator[s
                 if is_there and harm == "flip":
                     data[at - passed] ^= 1
                 passed += len(data)
-                to.sendall(data)
+                if harm != "stall" or passed <= at:
+                    to.sendall(data)
         for each in (of, to):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -62,28 +62,27 @@ def test_a_file_arrives_as_it_was_committed(sources: Callable[..., Source], tmp_
         assert files.parts[0].details["rank"] == 0
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        lambda source: flip(source.model, SIZE // 2),
-        lambda source: source.model.write_bytes(b"m"),
-        lambda source: slots.clear(source.slot),
-        lambda source: source.peers.close(),
-    ],
-    ids=["damaged", "cut short", "begun again", "hung up"],
-)
+FAULTS: dict[str, Callable[[Source], object]] = {
+    "damaged": lambda source: flip(source.model, SIZE // 2),
+    "cut short": lambda source: source.model.write_bytes(b"m"),
+    "begun again": lambda source: slots.clear(source.slot),
+    "hung up": lambda source: source.peers.close(),
+}
+
+
 def test_a_source_that_cannot_give_a_file_is_passed_over(
-    sources: Callable[..., Source], tmp_path: Path, fault: Callable[[Source], None], caplog: pytest.LogCaptureFixture
+    sources: Callable[..., Source], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    first, second = sources(), sources()
-    fault(first)
-    fetched(tmp_path / "into", first, second)
-    assert (tmp_path / "into/model.pt").read_bytes() == second.model.read_bytes()
-    assert f"from {first.address}" in caplog.text
-    fault(second)
-    with pytest.raises((FastckptError, OSError)):
-        fetched(tmp_path / "nothing", first, second)
-    assert not (tmp_path / "nothing/model.pt").exists()
+    for name, fault in FAULTS.items():
+        first, second = sources(), sources()
+        fault(first)
+        fetched(tmp_path / name, first, second)
+        assert (tmp_path / name / "model.pt").read_bytes() == second.model.read_bytes()
+        assert f"from {first.address}" in caplog.text
+        fault(second)
+        with pytest.raises((FastckptError, OSError)):
+            fetched(tmp_path / "nothing", first, second)
+        assert not (tmp_path / "nothing/model.pt").exists()
 
 
 def test_a_byte_that_changes_on_its_way_is_noticed(sources: Callable[..., Source], tmp_path: Path):
