@@ -380,6 +380,10 @@ class TestConnections:
         return good
 
     def test_an_invalid_message_or_hello_ends_its_own_connection_only(self, saver: Saver, directory: Path):
+        changes: list[dict[str, object]] = [{"local_world_size": 0}, {"local_rank": 5}, {"policy": {"keep": "none"}}]
+        for changed in changes:
+            with closing(Channel(saver.address, 10)) as channel:
+                assert isinstance(channel.ask(self.hello(directory, **changed)), m.Failed), changed
         good = self.welcomed(saver, directory)
         for data in (b"\xff\xff\xff\xff", b"\4\0\0\0null", pack(m.Pin()), pack(m.Committed(1, 1, True))):
             with socket.socket(socket.AF_UNIX) as bad:
@@ -389,10 +393,6 @@ class TestConnections:
                 bad.settimeout(30)
                 while bad.recv(4096):
                     pass
-        changes: list[dict[str, object]] = [{"local_world_size": 0}, {"local_rank": 5}, {"policy": {"keep": "none"}}]
-        for changed in changes:
-            with closing(Channel(saver.address, 10)) as channel:
-                assert isinstance(channel.ask(self.hello(directory, **changed)), m.Failed), changed
         assert isinstance(good.ask(m.Ask()), m.Status)
         good.close()
 
