@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 
 from fastckpt._core import metrics
-from fastckpt._core.memory import slots
 from fastckpt._core.transfer import host_copy
 
 _right_time = time.time
+_PR_SET_PDEATHSIG = 1
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
 
 
@@ -63,16 +63,17 @@ def kill(rank: int, at: str, step: int = 0, copied: int | None = None) -> Fault:
     return Fault("kill_processes", at, step, rank, {"victims": "worker", "copied": copied})
 
 
-def kill_both(at: str, step: int = 0, seen_by: int = 0) -> Fault:
-    return Fault("kill_processes", at, step, seen_by, {"victims": "both workers"})
+def _kill(victims: str) -> Callable[..., Fault]:
+    """SIGKILL of several, when the rank that is named comes to the phase, or the agent."""
+    return lambda at, step=0, seen_by=0: Fault("kill_processes", at, step, seen_by, {"victims": victims})
 
 
-def kill_agent(at: str, step: int = 0, seen_by: int = 0) -> Fault:
-    return Fault("kill_processes", at, step, seen_by, {"victims": "agent"})
+kill_both, kill_agent, kill_all = _kill("both workers"), _kill("agent"), _kill("agent and workers")
 
 
-def kill_all(at: str, step: int = 0, seen_by: int = 0) -> Fault:
-    return Fault("kill_processes", at, step, seen_by, {"victims": "agent and workers"})
+def outlive(rank: int, at: str, step: int) -> Fault:
+    """A rank comes to no end of a fill, whose bytes change for as long as it lives; its agent's end does not end it."""
+    return Fault("write_without_end", at, step, rank)
 
 
 def stop(rank: int, at: str, step: int = 0, seconds: float = 0.0) -> Fault:
@@ -95,16 +96,6 @@ def hang(rank: int, at: str, step: int, function: str) -> Fault:
     return Fault(function, at, step, rank)
 
 
-def remove(name: str, rank: int, at: str, saved: int = 0) -> Fault:
-    """Images of this name that the node of ``rank`` holds of a step, or of any, are removed."""
-    return Fault("harm_images", at, 0, rank, {"name": name, "saved": saved, "is_removed": True})
-
-
-def flip(name: str, rank: int, at: str, saved: int = 0) -> Fault:
-    """One bit of them is changed."""
-    return Fault("harm_images", at, 0, rank, {"name": name, "saved": saved, "is_removed": False})
-
-
 def cut(part: float, at: str, step: int = 0, rank: int = 0) -> Fault:
     """All images that this host holds are cut to a part of their length, while processes have them mapped."""
     return Fault("cut_images", at, step, rank, {"part": part})
@@ -115,9 +106,9 @@ def starve(victim: str, at: str, step: int = 0, rank: int = 0) -> Fault:
     return Fault("starve_group", at, step, rank, {"victim": victim})
 
 
-def delay(seconds: float, at: str, step: int = 0) -> Fault:
+def delay(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
     """The phase begins so many seconds late."""
-    return Fault("sleep_first", at, step, 0, {"seconds": seconds})
+    return Fault("sleep_first", at, step, rank, {"seconds": seconds})
 
 
 def set_clock(seconds: float, at: str, step: int = 0) -> Fault:
@@ -183,25 +174,9 @@ def loop_in_c_with_the_gil(fault: Fault, out: Path) -> None:
     re.compile("(a+)+$").match("a" * 60 + "b")
 
 
-def harm_images(fault: Fault, out: Path, name: str, saved: int, is_removed: bool) -> None:
-    for slot in _slots():
-        save, path = slots.read(slot).committed, slot / name
-        if save is None or saved not in (0, save.step):
-            continue
-        if is_removed:
-            path.unlink()
-            continue
-        with path.open("r+b") as file:
-            file.seek(path.stat().st_size // 2)
-            byte = file.read(1)[0]
-            file.seek(-1, os.SEEK_CUR)
-            file.write(bytes([byte ^ 4]))
-
-
 def cut_images(fault: Fault, out: Path, part: float) -> None:
-    for slot in _slots():
-        for path in slot.glob("*.pt"):
-            os.truncate(path, int(part * path.stat().st_size))
+    for path in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*/*.pt"):
+        os.truncate(path, int(part * path.stat().st_size))
 
 
 def starve_group(fault: Fault, out: Path, victim: str) -> None:
@@ -281,10 +256,6 @@ def _is_its_turn(turn: int, out: Path, step: int) -> bool:
     return False  # in another thread
 
 
-def _slots() -> list[Path]:
-    return [*Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*")]
-
-
 def _is_child(pid: int, parent: int) -> bool:
     try:
         return bool(psutil.Process(pid).ppid() == parent)
@@ -310,4 +281,18 @@ def _kill_within_a_copy(whole: int) -> None:
         ctypes.memmove(target, source, size)
         done += 1
 
+    _copy_by(copy)
+
+
+def write_without_end(fault: Fault, out: Path) -> None:
+    def copy(target: int, _: int, size: int) -> None:
+        while True:
+            ctypes.memmove(target, os.urandom(size), size)
+            time.sleep(0.0005)
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+    _copy_by(copy)
+
+
+def _copy_by(copy: Callable[[int, int, int], None]) -> None:
     host_copy._copy_holding_gil = host_copy.copy_without_gil = copy  # ty: ignore

@@ -17,7 +17,7 @@ from fastckpt_run.preload.preloader import ForkedWorker
 from tests.faults.faults import inject_in_agent
 from tests.support.launchers import FORKED
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(sys.argv[0]).parent)
 
 
 def wait_to_be_a_template(agent: int, orders: socket.socket) -> None:
@@ -55,9 +55,11 @@ def with_a_template() -> bool:
     return True
 
 
-def launch(folder: Path, *arguments: str) -> None:
-    inject_in_agent(folder)
-    main(arguments)
+def launch_from_fork(folder: str, *arguments: str) -> None:
+    """Launch, with a template that is a fork of this process; a worker of that ends here."""
+    if not may_fork() or with_a_template():
+        inject_in_agent(Path(folder))
+        main(arguments)
 
 
 def may_fork() -> bool:
@@ -67,6 +69,5 @@ def may_fork() -> bool:
 
 if group := os.environ.get("TEST_CGROUP"):
     (Path(group) / "cgroup.procs").write_text(str(os.getpid()))  # before anything is forked, which would stay outside
-# A worker of the template, which is a fork of this process, ends here.
-if __name__ == "__main__" and (not may_fork() or with_a_template()):
-    launch(Path(sys.argv[1]), *sys.argv[2:])
+if __name__ == "__main__":
+    launch_from_fork(*sys.argv[1:])

@@ -7,6 +7,8 @@ it has to ``<out>/end.<rank>``.
 import argparse
 import gc
 import os
+import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -40,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--wait-at", type=int, nargs="*", default=[], help="wait here until a file go.<step> appears")
     made.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     made.add_argument("--full", action="store_true", help="keep the whole state of each save, and compare with it")
+    made.add_argument("--last-save", action="store_true", help="do the step that has begun, and save it, at SIGTERM")
     made.add_argument("--leave", nargs=3, default=None, metavar=("RANK", "STEP", "WAY"), help="returns, exits, closes")
     return made
 
@@ -207,6 +210,14 @@ def is_together(args: argparse.Namespace) -> bool:
 def loop(training: Training) -> None:
     """Train to the last step, or until this rank leaves."""
     run, args, is_closed = training.run, training.args, False
+
+    def end(*_: Any) -> None:
+        run.trained(step, training.advance(step))
+        run.saved(step, training.save(step, StorageType.MEMORY))
+        sys.exit()
+
+    if args.last_save:
+        signal.signal(signal.SIGTERM, end)
     step = training.resume()
     run.resumed(step, training.tier, world=training.world, **(is_equal(training, step) if args.full and step else {}))
     while step < args.steps:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults import conftest as faults
 from tests.nodes.hosts import Cluster, obstacle
 from tests.nodes.job import EVERY, NodesJob, endpoint
 from tests.nodes.recovery import Losses
@@ -17,10 +18,11 @@ from tests.nodes.reference import losses_in, train_uninterrupted
 
 NewCluster = Callable[..., Cluster]
 Uninterrupted = Callable[..., Losses]
+forked_launchers = faults.forked_launchers
 
 
 @pytest.fixture
-def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
+def new_cluster(tmp_path: Path, forked_launchers: None) -> Iterator[NewCluster]:
     """Makes clusters of hosts with these numbers; skips the test where this machine permits none."""
     if why := obstacle():
         pytest.skip(why)
@@ -37,7 +39,7 @@ def new_cluster(tmp_path: Path) -> Iterator[NewCluster]:
 
 
 @pytest.fixture
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Uninterrupted:
     """The losses of a run that nothing befell; made once, whoever of the processes of these tests asks first."""
     own = tmp_path_factory.getbasetemp()
     common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

@@ -20,8 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import launchers
+
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.0.0"
+LAUNCHER = ("-m", "fastckpt_run")
 HOSTS = 16
 """How many can be in a cluster: their names and addresses are known to each of them from the start."""
 WAIT = "echo ready; set +e; while read -r _; do :; done"
@@ -64,6 +67,11 @@ def _release(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout, process.stderr):
         pipe.close()
     process.wait(60)
+
+
+def nsenter(pid: int, *command: str) -> list[str]:
+    """A command in the namespaces of a host."""
+    return ["nsenter", "--target", str(pid), "--net", "--mount", "--uts", "--ipc", "--pid", *command]
 
 
 def name_of(number: int) -> str:
@@ -140,12 +148,9 @@ class Host:
         self.run("ip", "link", "set", "eth0", "up")
         self.run("ip", "link", "set", "lo", "up")
 
-    def _command(self, *command: str) -> list[str]:
-        return ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--ipc", "--pid", *command]
-
     def run(self, *command: str) -> str:
         """What a command there prints; raises HostError if it fails."""
-        return _run(*self._command(*command))
+        return _run(*nsenter(self.pid, *command))
 
     def reaches(self, number: int) -> bool:
         """Whether another host answers within three seconds."""
@@ -154,18 +159,18 @@ class Host:
         return "refused" in self.run("bash", "-c", probe)
 
     def start(self, *command: str, output: Path, **environment: str) -> subprocess.Popen[bytes]:
-        """Start Python there with these arguments; its output is appended to a file."""
-        path = os.pathsep.join(
-            filter(None, (environment.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH")))
-        )
-        own = {"TMPDIR": str(self._folder / "tmp"), "FASTCKPT_SHM_DIR": "/dev/shm", "PYTHONPATH": path}
+        """Start Python there with these arguments; its output is appended to a file. A launcher is a fork if it can."""
+        own = {"TMPDIR": str(self._folder / "tmp"), "FASTCKPT_SHM_DIR": "/dev/shm"}
         own |= {"OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "auto"}
+        variables = {"PYTHONPATH": str(ROOT)} | os.environ | own | environment
         with output.open("ab") as file:
-            process = subprocess.Popen(
-                self._command(sys.executable, *command),
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-                env=os.environ | own | environment,
-            )  # fmt: skip
+            if command[:2] == LAUNCHER and launchers.are_forked():
+                entering = [str(Path(__file__).with_name("enter.py")), str(self.pid), *command[2:]]
+                process = launchers.start(entering, variables, file.fileno())
+            else:
+                streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                line = nsenter(self.pid, sys.executable, *command)
+                process = subprocess.Popen(line, env=variables, start_new_session=True, **streams)
         self._started.append(process)
         return process
 
@@ -219,12 +224,7 @@ class Host:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)  # the kernel kills all others of its namespace
         for process in self._started:
-            # nsenter stops with what it has started, and reaps nothing then: the namespace would wait for it. It lets
-            # that go on, too, which has to be dead before.
-            end = time.monotonic() + 5
-            while any(map(_is_alive, _children(process.pid))) and time.monotonic() < end:
-                time.sleep(0.001)
-            process.send_signal(signal.SIGCONT)
+            process.wait(60)
         _release(self._process)
 
 
@@ -285,17 +285,3 @@ def obstacle() -> str:
     except (HostError, FileNotFoundError) as error:
         return f"no hosts of namespaces are permitted here: {error}"
     return ""
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.nodes.hosts import HOSTS, Cluster, name_of
+from tests.nodes.hosts import HOSTS, LAUNCHER, Cluster, name_of
 from tests.nodes.recovery import Line, Losses, Recovery, recovery
 from tests.nodes.reference import PROGRAM, losses_in
 from tests.support.json_lines import whole_lines
@@ -23,7 +23,7 @@ SOON = 30.0
 LAST_CALL = ("--rdzv-conf", "last_call_timeout=3")
 DEADLINE = 150.0
 """Seconds that are waited for what takes a few."""
-LAUNCHERS = {"fastckpt": "fastckpt_run", "torchrun": "torch.distributed.run"}
+LAUNCHERS = {"fastckpt": LAUNCHER, "torchrun": ("-m", "torch.distributed.run")}
 PORT = 29400
 SHAPE = ("--way", "--width", "--steps", "--batches")
 """Options of the script on which losses depend."""
@@ -67,7 +67,7 @@ class NodesJob:
         shape = ["--nnodes", nodes, "--nproc-per-node", "1", "--max-restarts", "20"]
         places = ["--out", str(self.out), "--checkpoint-dir", str(cluster.storage)]
         saver = ["--saver", "fastckpt" if launcher == "fastckpt" else "torch"]
-        self._launcher = ["-m", LAUNCHERS[launcher], *shape, *meet, *flags]
+        self._launcher = [*LAUNCHERS[launcher], *shape, *meet, *flags]
         self._script = [str(PROGRAM), *places, *saver, *script]
         self.shape = [word for pair in itertools.pairwise(script) if pair[0] in SHAPE for word in pair]
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
@@ -146,7 +146,7 @@ class NodesJob:
     def thaw(self, number: int) -> float:
         """Continue an agent that was stopped."""
         continued = time.monotonic()
-        self.agents[number].send_signal(signal.SIGCONT)  # nsenter stopped with it, and continues it
+        os.kill(self.agent_pid(number), signal.SIGCONT)
         return continued
 
     def isolate(self, number: int, *, has_carrier: bool) -> float:

@@ -1,12 +1,11 @@
 """Runs of train.py that nothing befalls: on this machine, without hosts, launcher and saves."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.nodes.hosts import ROOT
 from tests.nodes.recovery import Losses, losses_of
+from tests.support import launchers
 from tests.support.json_lines import whole_lines
 from tests.support.ports import free_port
 
@@ -17,16 +16,13 @@ def train_uninterrupted(folder: Path, ranks: int, *script: str) -> None:
     """Run it to its end on so many ranks, which log into a folder."""
     for log in folder.glob("log.*"):
         log.unlink()  # of an attempt that failed
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks), "PYTHONPATH": path}
-    place |= {"OMP_NUM_THREADS": "1"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    place |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))}
     places = ("--out", str(folder), "--checkpoint-dir", str(folder))
-    command = [sys.executable, str(PROGRAM), *places, "--saver", "none", "--pace", "0", *script]
+    command = [str(PROGRAM), *places, "--saver", "none", "--pace", "0", *script]
     with (folder / "output").open("ab") as output:
-        workers = [
-            subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | place | {"RANK": str(rank)})
-            for rank in range(ranks)
-        ]
+        environments = [os.environ | place | {"RANK": str(rank)} for rank in range(ranks)]
+        workers = [launchers.start(command, variables, output.fileno()) for variables in environments]
     codes = [worker.wait(300) for worker in workers]
     assert codes == [0] * ranks, (folder / "output").read_text()
 

@@ -7,7 +7,6 @@ the newest save that memory, copies or parity give back is lost.
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ JOIN, FETCH, VOTE = "rendezvous.wait", "peers.fetch", "resume.verify"
 SEND, COMMIT = "replicas.send", "parity.commit"
 THREE, FOUR = (0, 1, 2), (0, 1, 2, 3)
 campaign = pytest.mark.campaign
-PAUSES = str(Path(__file__).with_name("pauses"))
 AT = 2
 """The host that stands still; it is a fresh one, or is in a phase of a copy."""
 Fault = Callable[[NodesJob], None]
@@ -32,9 +30,7 @@ class Pause:
     def __init__(self, job: NodesJob, number: int, phase: str, nth: int = 1, *, parks: bool = False) -> None:
         self._folder = job.out / f"pause-{time.monotonic_ns()}"
         self._folder.mkdir()
-        pause = {"PHASE": phase, "FOLDER": str(self._folder), "NTH": str(nth)}
-        environment = {f"NODES_PAUSE_{name}": value for name, value in pause.items()}
-        (job.park if parks else job.launch)(number, PYTHONPATH=PAUSES, **environment)
+        (job.park if parks else job.launch)(number, NODES_PAUSE=f"{phase} {self._folder} {nth}")
         self._job, self._phase = job, phase
 
     def is_reached(self) -> "Pause":

@@ -47,24 +47,11 @@ def test_ddp_on_two_hosts_comes_back_from_memory_after_kills_of_workers_and_of_w
     assert "cannot be watched" not in job.text()
 
 
-def test_fsdp_on_two_hosts_resumes_from_memory_and_a_link_down_for_a_second_costs_no_restart(fleet: Fleet) -> None:
-    job = fleet.started((0, 1), "--way", "fsdp2", every=MEMORY, steps=10)
-    kill_workers(job)
-    host = job.cluster.hosts[1]
-    for cut in (host.unplug, host.mute):
-        cut()
-        time.sleep(0.7)  # with the commands, about a second
-        host.plug()
-        job.do_steps(5)
-    fleet.finish(job, ranks=2)
-    assert [job.starts(number) for number in (0, 1)] == [3, 3]
-
-
 @campaign
-@pytest.mark.parametrize(("way", "count"), [("fsdp2", 4), ("hsdp", 4)])
-def test_hosts_resume_from_memory_after_each_of_many_faults(fleet: Fleet, way: str, count: int) -> None:
+@pytest.mark.parametrize("way", ["fsdp2", "hsdp"])
+def test_hosts_resume_from_memory_after_each_of_many_faults(fleet: Fleet, way: str) -> None:
     """Each host in turn; but the store's host loses its worker alone."""
-    nodes = range(count)
+    nodes = range(4)
     job = fleet.started(nodes, "--way", way, every=MEMORY, steps=5)
     for turn in range(5):
         for number in nodes:
@@ -75,13 +62,12 @@ def test_hosts_resume_from_memory_after_each_of_many_faults(fleet: Fleet, way: s
             else:
                 killed = job.kill_worker(number)
             assert_from_memory(job.recovered(killed), nodes)
-    fleet.finish(job, ranks=count)
+    fleet.finish(job, ranks=4)
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("meeting", ["[fd00::1]:29400"])
-def test_hosts_that_have_addresses_of_ipv6_alone_resume_from_memory(fleet: Fleet, meeting: str) -> None:
-    job = NodesJob(fleet.new_cluster(0, 1, ipv6=True), nodes="2", meeting=meeting)
+@campaign
+def test_hosts_that_have_addresses_of_ipv6_alone_resume_from_memory(fleet: Fleet) -> None:
+    job = NodesJob(fleet.new_cluster(0, 1, ipv6=True), nodes="2", meeting="[fd00::1]:29400")
     job.launch(0, 1)
     job.do_steps(10)
     kill_workers(job)
@@ -101,10 +87,17 @@ def test_hosts_that_meet_by_given_ranks_resume_from_memory(fleet: Fleet) -> None
     fleet.finish(job, ranks=2)
 
 
-def test_a_job_goes_on_on_one_host_and_again_on_two(fleet: Fleet) -> None:
+def test_a_job_goes_on_on_one_host_and_again_on_two_and_a_link_down_for_a_second_costs_no_restart(fleet: Fleet) -> None:
     """Its steps take two batches on any number of hosts."""
     flags = ("--rdzv-conf", "last_call_timeout=2")
     job = fleet.started((0, 1), "--batches", "2", nodes="1:2", flags=flags, every=MEMORY, steps=10)
+    host = job.cluster.hosts[1]
+    for cut in (host.unplug, host.mute):
+        cut()
+        time.sleep(0.7)  # with the commands, about a second
+        host.plug()
+        job.do_steps(5)
+    assert [job.starts(number) for number in (0, 1)] == [1, 1]
     assert_from_memory(job.recovered(job.kill_node(1)), [0])
     job.do_steps(10)
     joined = job.recovered(job.launch(1))

@@ -49,6 +49,11 @@ def forked(environment: Mapping[str, str], modules: Sequence[str] = ()) -> Itera
         template.close()
 
 
+def are_forked() -> bool:
+    """Whether there is a process that launchers can be forked from."""
+    return bool(_templates)
+
+
 def start(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
     """Start Python in a session of its own with these arguments; both of its outputs go to a descriptor."""
     script = arguments[0] == "-m" or not arguments[0].startswith("-")
