@@ -22,8 +22,6 @@ from tests.support.live_folders import remove_live
 HERE = Path(__file__).parent
 DEADLINE = 240.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "6")
-STORE_OF_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Has torchrun give each round of workers a store of its own."""
 
 
 def launcher_for(folder: Path) -> tuple[str, str]:

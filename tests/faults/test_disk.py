@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt._core.storage.local.identity import identity
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 
 MIB = 1 << 20
@@ -151,23 +150,6 @@ def test_a_disk_full_at_each_moment_of_a_persist_or_read_only_loses_no_memory(di
     assert not job.skips()
     assert any("No space left on device. It needs 2." in text and "Free space there" in text for text in job.troubles())
     assert any("Read-only file system. Remount" in text for text in job.troubles())
-    assert_as_if_nothing_had_happened(job, uninterrupted())
-
-
-def test_a_job_killed_on_a_disk_full_since_its_first_start_resumes_from_memory(disk, new_job, uninterrupted) -> None:
-    """Nothing says on storage whose the memory is: it does so itself, until there is room for a mark."""
-    checkpoints = disk / "checkpoints"
-    checkpoints.mkdir()
-    job = new_job(checkpoint_dir=checkpoints)
-    ballast = leave(disk, 0)
-    job.start("--wait-at", "24").wait_for_all(24)
-    assert failures(job) and job.stored() == [] and identity(checkpoints) == ""
-    job.kill_processes("agent", 0, 1)
-    job.wait()
-    ballast.unlink()
-    job.run()
-    assert job.resumes(0) == job.resumes(1) == [(0, ""), (job.newest_saved(0), "memory")]
-    assert job.newest_saved(0) >= 22 and identity(checkpoints)
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 

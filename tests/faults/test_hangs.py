@@ -5,8 +5,6 @@ import re
 import signal
 import time
 
-import pytest
-
 from fastckpt._core.report.events import find, read
 from fastckpt._core.report.report import report
 from fastckpt_run import formatting
@@ -100,18 +98,6 @@ def test_slow_steps_phases_and_saves_do_not_count_as_hangs(new_job, uninterrupte
     assert hangs(job) == [], job.text()
     assert len(job.resumes()) == 1
     assert job.ends() == uninterrupted().ends()
-
-
-@pytest.mark.campaign
-def test_stopped_ranks_are_noticed_in_first_steps_in_saves_and_when_all_are_idle(new_job, uninterrupted):
-    stops = [stop(1, "train.step", 1), stop(0, "snapshot.fill", 10), stop(1, "resume.load")]
-    job = new_job().with_faults(*stops)
-    assert start(job, timeout="2", restarts=5).wait() == 0, job.text()
-    assert_all_injected(job)
-    found = hangs(job)
-    assert [line["culprits"] for line in found] == [[fault.rank] for fault in stops], job.text()
-    assert all(line["silent"] > 20 for line in found)
-    assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
 def test_a_rank_of_another_node_that_loops_is_named_by_both_agents(new_job, uninterrupted):

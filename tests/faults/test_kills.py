@@ -25,8 +25,6 @@ PAUSE = 6
 MEAN = 0.3
 """Seconds from the start of workers to a kill in a row, on average: about as long as they take to their first step."""
 MAY_GROW = {"descriptors": 4, "threads": 6, "mappings": 40, "memory": 20 << 20, "processes": 0, "files": 1}
-AGENT, ALL = ("agent",), ("agent", 0, 1)
-ROUNDS = int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
 campaign = pytest.mark.campaign
 
 
@@ -34,7 +32,7 @@ campaign = pytest.mark.campaign
 def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, uninterrupted, script) -> None:
     """The state has 6 parameters, 12 moments, 6 counters and the generator; rank 1 copies its generator alone."""
     phase = "overlap.copy" if script else "snapshot.fill"
-    places = [(0, copied) for copied in (0, 7, 23)] + [(1, 0)] * (not script)
+    places = [(0, 0), (0, 23)] if script else [(0, 7), (1, 0)]
     faults = [kill(rank, phase, 10 + 10 * i, copied=copied) for i, (rank, copied) in enumerate(places)]
     job = new_job().with_faults(*faults).run(*script.split())
     assert_all_injected(job)
@@ -42,23 +40,17 @@ def test_a_worker_killed_in_the_middle_of_a_copy_resumes_bit_for_bit(new_job, un
     expected = [(0, ""), *((8 + 10 * i, "memory") for i in range(len(places)))]
     assert job.resumes() == expected or job.skips(), job.text()
     for start in job.starts() if script else []:
-        asked = [line for line in start[0] if "saved" in line or "pending" in line]
-        assert [next(iter(line)) for line in asked[:1]] in ([], ["saved"]), (
-            "the first save of a start is copied at once"
-        )
+        asked = [next(iter(line)) for line in start[0] if "saved" in line or "pending" in line]
+        assert asked[:1] in ([], ["saved"]), "the first save of a start is copied at once"
 
 
-@pytest.mark.parametrize(
-    ("victims", "kills", "seed"),
-    [(ALL, 2, 3), *(pytest.param(victims, 5 * ROUNDS, 0, marks=campaign) for victims in (AGENT, ALL))],
-    ids=str,
-)
-def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(
-    new_job, uninterrupted, victims, kills, seed
-) -> None:
+@campaign
+@pytest.mark.parametrize("victims", [("agent",), ("agent", 0, 1)], ids=str)
+def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(new_job, uninterrupted, victims) -> None:
     """In launch after launch, every second one anywhere on its way to a step."""
-    seed = seed or int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))  # which repeats a campaign
+    seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))  # which repeats a campaign
     print(f"\nseed {seed}", flush=True)
+    kills = 5 * int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
     rng, steps, job = random.Random(seed), (kills + 2) * WIDE_GAP, new_job()
     for i in range(kills):
         begin = WIDE_GAP * (i // 2)
@@ -152,7 +144,7 @@ def wait_after(job: Job, kills: int, step: int) -> None:
 @pytest.mark.parametrize(
     ("rows", "kills", "preload"),
     [
-        (4, 3, "auto"),
+        (4, 2, "auto"),
         *(pytest.param(*each, marks=campaign) for each in ((50, 1, "off"), (12, 6, "auto"), (3, 25, "auto"))),
     ],
 )
@@ -178,9 +170,10 @@ def test_rows_of_kills_resume_right_and_grow_nothing(new_job, uninterrupted, row
     assert_as_if_nothing_had_happened(job, uninterrupted(*steps))
 
 
-@pytest.mark.parametrize("steps", [500, pytest.param(10_000, marks=campaign)])
-def test_many_saves_with_clock_changes_grow_nothing(new_job, steps: int) -> None:
+@campaign
+def test_many_saves_with_clock_changes_grow_nothing(new_job) -> None:
     """Of workers and agent, whose clock is set forward and back by an hour in their midst; none is lost by that."""
+    steps = 10_000
     points = [steps // 5 + 1, steps - 1]
     clocks = [
         set_clock(seconds, at=phase, step=part * steps // 10)

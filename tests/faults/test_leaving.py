@@ -54,7 +54,7 @@ FIELDS = (
     Field("dcp", leave(1, "train.step", AT + 1, code=0, at_once=True), AT, 1),
     Field("ddp", kill(1, "snapshot.fill", AT + 1), AT, 1),
 )
-CHOSEN = (0, 2, 3, 4, 7, 8, 9)
+CHOSEN = (0, 2, 4, 8)
 
 
 def said_of(job: Job, command: str) -> Any:
@@ -96,15 +96,14 @@ def test_the_next_launch_resumes_the_newest_complete_step_after_a_rank_left(new_
 @pytest.mark.parametrize("leaves", [pytest.param(0, marks=pytest.mark.campaign), 1])
 def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_without_a_wait(nodes: Nodes, leaves: int) -> None:
     """Its node has no part in later saves: what the other node has of them could never be resumed."""
-    script = ("--apart", "--memory", "1", "--disk", "1", "--wait")
-    nodes.run(*script, "--steps", "8", "--leave", str(leaves), "3", "closes", FASTCKPT_PRELOAD="auto")
+    script = ("--apart", "--memory", "1", "--disk", "1", "--wait", "--steps", "8")
+    nodes.run(*script, "--leave", str(leaves), "3", "closes", FASTCKPT_PRELOAD="auto")
     saves = {step: line for line in nodes.job.log(1 - leaves) if (step := line.get("saved", line.get("skipped")))}
     assert {step for step, line in saves.items() if "saved" in line} == {1, 2, 3}
     assert {line["reason"] for step, line in saves.items() if step > 3} == {f"rank {leaves} has closed"}
-    storage = CheckpointDirectory(nodes.job.checkpoint_dir)
-    assert max(stored.id.step for stored in storage.checkpoints()) == 3 and storage.scan().gathered == []
     assert f"5 saves were skipped, as rank {leaves} has closed: the newest checkpoint is step 3" in nodes.text()
-    nodes.run(*script, "--steps", "8", FASTCKPT_PRELOAD="auto")
+    assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
+    nodes.run(*script, FASTCKPT_PRELOAD="auto")
     assert nodes.resumes()[1] == ((3, "storage"), (3, "storage")) and nodes.job.stored()[0] == 8
 
 

@@ -1,12 +1,13 @@
 """Jobs of two nodes: workers, agents and hosts die, between a part of a checkpoint and its publication too."""
 
+import pytest
+
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import HERE, assert_all_injected, assert_as_if_nothing_had_happened
+from tests.faults.jobs import assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.own_disk import needs_mounts
 from tests.faults.table import FOLDER
 from tests.support.live_folders import remove_live
-from tests.support.ports import free_port
 
 AUTO = {"FASTCKPT_PRELOAD": "auto"}
 SPLIT = ("--way", "split", "--wait")
@@ -59,6 +60,7 @@ def test_nodes_with_separate_disks_under_one_name_are_refused_by_all_ranks(nodes
     assert len(set(marks)) == 2
 
 
+@pytest.mark.campaign
 def test_nodes_persist_the_same_steps_on_a_disk_much_slower_than_their_saves(nodes) -> None:
     """Without a storage type. A checkpoint of 86 KB takes several steps, and a persist is under way in nearly all."""
     script = ("--default", "--memory", "1", "--steps", "80")
@@ -67,21 +69,3 @@ def test_nodes_persist_the_same_steps_on_a_disk_much_slower_than_their_saves(nod
     assert steps[0] == 80 and len(steps) > 2, steps
     assert len(nodes.job.skips()) < 5, "the word that all nodes hold one may be two steps late at times"
     assert "overtaken" in nodes.text()
-
-
-def test_two_agents_of_one_host_share_memory(new_job, uninterrupted) -> None:
-    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
-    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
-    first = new_job().with_faults(kill(rank=1, at="snapshot.fill", step=46))
-    second = new_job()
-    second.faults, second.output = first.faults, first.folder / "output-2"
-    for job in (first, second):
-        job.start("--wait", launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
-    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
-    # Where node 1 had not learnt yet that node 0 has 44, its save of step 46 was written over its own 44.
-    assert first.resumes(0)[1] == first.resumes(1)[1] and first.resumes(0)[1] in [(42, "memory"), (44, "memory")]
-    assert_as_if_nothing_had_happened(first, uninterrupted())
-    storage = CheckpointDirectory(first.checkpoint_dir)
-    for stored in storage.checkpoints():
-        assert {"model.pt", "rank_0.pt", "rank_1.pt"} <= {path.name for path in stored.place.iterdir()}
-    assert storage.scan().gathered == [] and storage.scan().damaged == []

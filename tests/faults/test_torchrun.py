@@ -3,47 +3,32 @@
 import pytest
 
 from tests.faults.faults import kill
-from tests.faults.jobs import (
-    STORE_OF_ITS_OWN,
-    TORCHRUN,
-    Job,
-    assert_all_injected,
-    assert_as_if_nothing_had_happened,
-    launcher_for,
-)
+from tests.faults.jobs import TORCHRUN, assert_all_injected, assert_as_if_nothing_had_happened, launcher_for
 from tests.support.ports import free_port
 
 INTERVAL = 10
 """Steps between two saves to storage: what is in memory goes with the first rank, unless the next finds it."""
-
-
-def run(job: Job, launcher: str, *options: str) -> None:
-    if launcher == "standalone":
-        job.run(launcher=(*TORCHRUN, *options), **STORE_OF_ITS_OWN)
-    elif launcher == "address":  # a store that outlives the workers whatever is set
-        place = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-        job.run(launcher=(*TORCHRUN[:2], *place, *TORCHRUN[3:], *options))
-    else:
-        shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
-        job.run(launcher=(*launcher_for(job.folder), *shape, *options))
+OF_EACH_ROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Has torchrun give each round of workers a store of its own."""
+SHAPE = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "1")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "kills", "options"),
-    [
-        ("standalone", [kill(1, at="train.step", step=25), kill(0, at="snapshot.skeleton", step=44)], ()),
-        ("address", [kill(1, at="train.step", step=25)], ("--virtual-local-rank",)),
-        ("fastckpt-run", [kill(1, at="train.step", step=25)], ("--virtual-local-rank",)),
-    ],
-    ids=["standalone", "address", "fastckpt-run"],
+    ("launcher", "store"),
+    [("address", {}), ("fastckpt-run", {}), pytest.param("standalone", OF_EACH_ROUND, marks=pytest.mark.campaign)],
+    ids=["address", "fastckpt-run", "standalone"],
 )
-def test_killed_workers_resume_also_where_each_sees_its_own_device_alone(
-    new_job, uninterrupted, launcher, kills, options
-):
-    job = new_job().with_faults(*kills)
-    run(job, launcher, *options)
+def test_killed_workers_resume_also_where_each_sees_its_own_device_alone(new_job, uninterrupted, launcher, store):
+    """At an address the store outlives the workers whatever is set."""
+    job = new_job().with_faults(kill(0, at="snapshot.skeleton", step=24))
+    place = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    command = {
+        "address": (*TORCHRUN[:2], *place, *TORCHRUN[3:]),
+        "standalone": TORCHRUN,
+        "fastckpt-run": (*launcher_for(job.folder), *SHAPE),
+    }[launcher]
+    job.run(launcher=(*command, "--virtual-local-rank"), **store)
     assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
-    starts = len(job.resumes())
-    assert starts == len(kills) + 1
-    assert job.text().count("not started by fastckpt-run") == (starts if launcher != "fastckpt-run" else 0)
+    assert len(job.resumes()) == 2
+    assert job.text().count("not started by fastckpt-run") == (2 if launcher != "fastckpt-run" else 0)

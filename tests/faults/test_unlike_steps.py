@@ -12,59 +12,43 @@ from tests.faults.jobs import run_forked
 pytestmark = pytest.mark.usefixtures("forked_launchers")
 
 PROGRAM = """
-import json, sys
-from pathlib import Path
-import torch, torch.distributed as dist
-from fastckpt.ddp import DdpCheckpointer, StorageType
-
-out, steps = Path(sys.argv[1]), json.loads(sys.argv[2])
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-with DdpCheckpointer(out / "checkpoints") as checkpointer:
-    loaded = checkpointer.load_checkpoint()
-    said = []
-    for time, step in enumerate(steps[rank]):
-        if step is not None:
-            result = checkpointer.save_checkpoint(step, {"time": time}, storage_type=StorageType.MEMORY)
-            said.append(result.reason or bool(result))
-        dist.barrier()
-    loaded = checkpointer.load_checkpoint()
-    (out / f"said.{rank}").write_text(json.dumps([said, checkpointer.loaded_step, loaded]))
-    dist.barrier()
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-LATE = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 import torch.distributed as dist
 from fastckpt.ddp import DdpCheckpointer, StorageType
 
-out, dies = Path(sys.argv[1]), sys.argv[2] == "dies"
+out, steps, pace = Path(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3])
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 with DdpCheckpointer(out / "checkpoints") as checkpointer:
     checkpointer.load_checkpoint()
-    for step in range(1, 40):
-        if rank == 0 or (dies and step < 4):
-            checkpointer.save_checkpoint(step, {"step": step}, storage_type=StorageType.MEMORY)
-        elif dies:
+    said = []
+    for at, step in enumerate(steps[rank]):
+        if step == "dies":
             time.sleep(1.5)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.2 if rank == 0 else 0.0)
-    (out / f"done.{rank}").touch()
-    while not (out / "done.0").exists():  # what rank 1 closes without a save is lent to the others
-        time.sleep(0.1)
+        if step is not None:
+            result = checkpointer.save_checkpoint(step, {"time": at}, storage_type=StorageType.MEMORY)
+            said.append(result.reason or bool(result))
+        time.sleep(pace) if pace else dist.barrier()
+    if pace:
+        (out / f"done.{rank}").touch()
+        while not (out / "done.0").exists():  # what rank 1 closes without a save is lent to the others
+            time.sleep(0.1)
+    else:
+        loaded = checkpointer.load_checkpoint()
+        (out / f"said.{rank}").write_text(json.dumps([said, checkpointer.loaded_step, loaded]))
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-def run(folder: Path, *steps: list[int | None], code: int = 0) -> tuple[str, list[Any]]:
+def run(folder: Path, *steps: list[Any], code: int = 0, pace: float = 0.0) -> tuple[str, list[Any]]:
+    """What is printed, and said to each rank, if ranks save these steps together, or in turns of so many seconds."""
     (folder / "train.py").write_text(PROGRAM)
-    text = run_forked(folder, "--nproc_per_node=2", folder / "train.py", folder, json.dumps(steps), code=code)
-    return text, [json.loads((folder / f"said.{rank}").read_text()) for rank in (0, 1)]
+    arguments = [folder / "train.py", folder, json.dumps(steps), pace]
+    text = run_forked(folder, "--nproc_per_node=2", *arguments, code=code)
+    return text, [json.loads(path.read_text()) for path in sorted(folder.glob("said.*"))]
 
 
 def test_a_rank_whose_step_is_one_ahead_is_refused(tmp_path: Path):
@@ -86,8 +70,8 @@ def test_steps_that_one_rank_omits_are_named_and_the_others_count(tmp_path: Path
 @pytest.mark.parametrize("way", ["dies", pytest.param("never saves", marks=pytest.mark.campaign)])
 def test_what_a_rank_has_to_do_is_said_if_it_never_saves_and_not_if_it_dies(tmp_path: Path, way: str):
     """It is late in both cases at first, while the other one goes on; the launcher says of what it died."""
-    (tmp_path / "train.py").write_text(LATE)
-    text = run_forked(tmp_path, "--nproc_per_node=2", tmp_path / "train.py", tmp_path, way, code=int(way == "dies"))
+    others = [1, 2, 3, "dies"] if way == "dies" else []
+    text, _ = run(tmp_path, [*range(1, 40)], others, code=int(way == "dies"), pace=0.2)
     skipped = [line for line in text.splitlines() if "saves are skipped from step" in line]
     if way == "dies":
         assert "rank 1 died: SIGKILL" in text and not skipped, text

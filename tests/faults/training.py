@@ -163,10 +163,6 @@ class Training:
     def save(self, step: int, place: StorageType) -> SaveResult | None:
         raise NotImplementedError
 
-    def told(self) -> dict[str, Any]:
-        """What is logged with the last save."""
-        return {}
-
     def wait(self) -> None:
         self.checkpointer.wait_latest_checkpoint()
 
@@ -234,7 +230,7 @@ def loop(training: Training) -> None:
         run.trained(step, training.advance(step))
         place = run.place(step)
         if place and (not is_closed or training.needs_all):
-            run.saved(step, training.save(step, place), **training.told())
+            run.saved(step, training.save(step, place))
         if place and args.full:
             keep(training, step)
         if args.leave and step < int(args.leave[1]):

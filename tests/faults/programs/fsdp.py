@@ -56,11 +56,6 @@ def _whole(node: Any) -> Any:
     return node.clone() if isinstance(node, torch.Tensor) else node
 
 
-def collectives() -> int:
-    """How many were made so far, in all groups."""
-    return sum(group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map)
-
-
 class Fsdp(Training):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -72,7 +67,6 @@ class Fsdp(Training):
         kind = FsdpFullCheckpointer if way in ("full", "full1") else FsdpShardCheckpointer
         self.checkpointer = kind(args.checkpoint_dir, overlap=self.optimizer if args.overlap else None)
         self._more: dict[str, Any] = {"step": 0, "table": torch.zeros(100), "text": ""}
-        self._spent = 0
 
     def resume(self) -> int:
         self._more = self.checkpointer.load_checkpoint(self.model, self.optimizer, self.args.resume_path) or self._more
@@ -81,22 +75,13 @@ class Fsdp(Training):
 
     def advance(self, step: int) -> torch.Tensor:
         self._more["table"] += step
-        self._more["text"] += "x" * self.args.text
+        self._more["text"] += "x"
         return super().advance(step)
 
     def save(self, step: int, place: StorageType) -> SaveResult:
         self._more |= {"step": step, "nested": [{"odd": [1, "b"]}, ("a", step)]}
-        if step >= self.args.widen_at:
-            self._more["more"] = torch.ones(self.args.widen_at)
-        before = collectives()
-        result = self.checkpointer.save_checkpoint(
-            step, storage_type=place, model=self.model, optimizer=self.optimizer, extra_sd=self._more
-        )
-        self._spent = collectives() - before
-        return result
-
-    def told(self) -> dict[str, Any]:
-        return {"collectives": self._spent}
+        parts: Any = {"model": self.model, "optimizer": self.optimizer, "extra_sd": self._more}
+        return self.checkpointer.save_checkpoint(step, storage_type=place, **parts)
 
     def whole(self) -> Any:
         full = full_state(self.model, self.optimizer)
@@ -104,7 +89,4 @@ class Fsdp(Training):
 
 
 if __name__ == "__main__":
-    parser = training.parser()
-    parser.add_argument("--widen-at", type=int, default=10**9, help="from here on there is one more tensor")
-    parser.add_argument("--text", type=int, default=0, help="characters by which a value grows in each step")
-    training.main(Fsdp, parser.parse_args())
+    training.main(Fsdp, training.parser().parse_args())
