@@ -272,6 +272,13 @@ class Job:
         if self.agent:
             self._demand("breakpoint", self.agent.ask("breakpoint"))
 
+    def restart(self) -> None:
+        """Workers die, if they have not, others come, and go on."""
+        if self.workers:
+            self.workers_die()
+        self.load()
+        self.go_on()
+
     def flushed(self) -> None:
         """Wait until what is in memory is durable, or has failed to be, if that can be no other way."""
         assert self.agent

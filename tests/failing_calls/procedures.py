@@ -1,107 +1,55 @@
-"""What a job does while a call fails: each is a function of a case and its job, named in `PROCEDURES`."""
+"""What a job does before, while and after a call fails: names of methods of `Job`, with arguments after colons."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from tests.failing_calls.case import Case, Job
 
-
-def begin(job: Job) -> None:
-    """One step is durable, and a later one in memory."""
-    job.start()
-    job.load()
-    job.save(1, "DISK")
-    job.wait()
-    job.save(2)
+BEGIN = "start load save:1:DISK wait save:2"
+"""One step is durable, and a later one in memory."""
 
 
-def save(case: Case, job: Job) -> None:
-    """The first saves, for which memory is made, and one into a slot that was used."""
-    job.start()
-    job.load()
-    with case.fault_here():
-        for step in (1, 2, 3, 4):
-            job.save(step)
-    restart(job)
+@dataclass(frozen=True)
+class Procedure:
+    """What a job does.
+
+    Attributes:
+        before: What is done while all is sound.
+        faulty: While the call fails.
+        after: When it does not any more.
+        earlier: What an earlier job has done, which was ended or killed.
+    """
+
+    before: str
+    faulty: str
+    after: str = "restart"
+    earlier: str = ""
+
+    def __call__(self, case: Case, job: Job) -> None:
+        if self.earlier:
+            do(Job(case), self.earlier)
+            case.memory = case.memory if self.earlier.endswith("kill") else -1
+        do(job, self.before)
+        with case.fault_here():
+            do(job, self.faulty)
+        do(job, self.after)
 
 
-def persist(case: Case, job: Job) -> None:
-    """A save that becomes durable."""
-    job.start()
-    job.load()
-    job.save(1)
-    with case.fault_here():
-        job.save(2, "DISK")
-        job.wait()
-    restart(job)
+def do(job: Job, words: str) -> None:
+    for word in words.split():
+        name, *arguments = word.split(":")
+        getattr(job, name)(*(int(each) if each.isdigit() else each for each in arguments))
 
 
-def retention(case: Case, job: Job) -> None:
-    """One that becomes durable, and has an older one deleted."""
-    job.start()
-    job.load()
-    for step in (1, 2):
-        job.save(step, "DISK")
-        job.wait()
-    with case.fault_here():
-        job.save(3, "DISK")
-        job.wait()
-    restart(job)
-
-
-def flush(case: Case, job: Job) -> None:
-    """Workers die, and what they had in memory is flushed."""
-    begin(job)
-    with case.fault_here():
-        job.workers_die()
-        job.flushed()
-    restart(job, dead=True)
-
-
-def resume_from_memory(case: Case, job: Job) -> None:
-    """Restarted workers load what their agent has in memory."""
-    begin(job)
-    job.workers_die()
-    with case.fault_here():
-        job.load_again_if_it_failed()
-    job.go_on()
-
-
-def resume_from_storage(case: Case, job: Job) -> None:
-    """A new job loads what is durable."""
-    before = Job(case)
-    before.start()
-    before.load()
-    for step in (1, 2):
-        before.save(step, "DISK")
-        before.wait()
-    before.end()
-    case.memory = -1
-    with case.fault_here():
-        job.start()
-        job.load_again_if_it_failed()
-    job.go_on()
-
-
-def adoption(case: Case, job: Job) -> None:
-    """Agent and workers are killed; the next agent takes over their memory."""
-    before = Job(case)
-    begin(before)
-    before.kill()
-    with case.fault_here():
-        job.start()
-        job.load_again_if_it_failed()
-    job.go_on()
-
-
-PROCEDURES: dict[str, Callable[[Case, Job], None]] = {
-    each.__name__.replace("_", " "): each
-    for each in (save, persist, retention, flush, resume_from_memory, resume_from_storage, adoption)
+PROCEDURES = {
+    # memory is made for the first saves, and one goes into a slot that was used
+    "save": Procedure("start load", "save:1 save:2 save:3 save:4"),
+    "persist": Procedure("start load save:1", "save:2:DISK wait"),
+    # of three that are durable, the oldest is deleted
+    "retention": Procedure("start load save:1:DISK wait save:2:DISK wait", "save:3:DISK wait"),
+    "flush": Procedure(BEGIN, "workers_die flushed"),
+    "resume from memory": Procedure(f"{BEGIN} workers_die", "load_again_if_it_failed", "go_on"),
+    "resume from storage": Procedure(
+        "", "start load_again_if_it_failed", "go_on", earlier="start load save:1:DISK wait save:2:DISK wait end"
+    ),
+    "adoption": Procedure("", "start load_again_if_it_failed", "go_on", earlier=f"{BEGIN} kill"),
 }
-
-
-def restart(job: Job, *, dead: bool = False) -> None:
-    """Workers die, others come, and go on."""
-    if not dead and job.workers:
-        job.workers_die()
-    job.load()
-    job.go_on()

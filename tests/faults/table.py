@@ -173,20 +173,7 @@ DEEDS = {
     "quota": fails("EDQUOT"),
 }
 
-# --- what comes back
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What comes back after a fault at a step: from ``tier``, the newest that was saved, and none after ``until``.
-
-    Attributes:
-        tier: "memory"; "" is nothing, for nothing was saved; None says that nothing has to come back.
-        until: "before" the step of the fault, or "at" it, or "any".
-    """
-
-    tier: str | None
-    until: str = "any"
+# --- rows
 
 
 @dataclass(frozen=True)
@@ -200,19 +187,6 @@ class Row:
 
     def __str__(self) -> str:
         return f"{self.program}: {self.deed} of rank {self.rank} at {self.phase}"
-
-
-def outcome(row: Row) -> Outcome:
-    """What comes back, decided by the row alone."""
-    if DEEDS[row.deed].goes_on == "nothing":
-        return Outcome(None)
-    if row.phase == FIRST:
-        return Outcome("")
-    if row.phase.endswith((".notify", ".wait")):  # this rank has saved the step: it counts if the other has, too
-        return Outcome("memory", "at")
-    if row.phase.startswith(("snapshot.", "overlap.")) or row.phase == STEP:
-        return Outcome("memory", "before")
-    return Outcome("memory")
 
 
 def exists(row: Row) -> bool:

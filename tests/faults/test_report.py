@@ -39,26 +39,20 @@ def test_the_report_of_a_job_with_two_kills_equals_its_training_log(new_job):
     assert [(one.kind, one.exitcode, one.repeated) for one in found.failures] == [("died", -9, 3), ("died", -9, 2)]
     assert found.failures[0].rank == 1
     assert found.counts.saves == 12 and not found.counts.skipped
+    told = [event["text"] for event in whole_lines(job.events) if event["event"] == "restarted"]
     lines = [line for line in job.text().splitlines() if "restarts left" in line]
-    first, second = (event["text"] for event in whole_lines(job.events) if event["event"] == "restarted")
-    page = "(FC-030, docs/errors.md#fc-030)"
-    assert lines == [f"fastckpt-run: {first} {page}", f"fastckpt-run: {second} {page}"]
-    assert re.fullmatch(
-        r"rank 1 died: SIGKILL; resumed step 10 from memory after \d+\.\d s, 3 steps repeated, 2 of 3 restarts left",
-        first,
-    )
-    assert re.fullmatch(
-        r"rank . died: .*; resumed step 25 from memory .* 2 steps repeated, 1 of 3 restarts left", second
-    )
+    assert lines == [f"fastckpt-run: {text} (FC-030, docs/errors.md#fc-030)" for text in told]
+    rest = r"step 10 from memory after \d+\.\d s, 3 steps repeated, 2 of 3 restarts left"
+    assert re.fullmatch(rf"rank 1 died: SIGKILL; resumed {rest}", told[0])
+    assert re.fullmatch(r"rank . died: .*; resumed step 25 .* 2 steps repeated, 1 of 3 restarts left", told[1])
     assert [(one.restarts_left, one.restarts) for one in found.failures] == [(2, 3), (1, 3)]
     assert f"{found.steps.new} steps done, 5 repeated, 2 restarts, goodput " in job.text()
     [path] = find(str(job.checkpoint_dir))
     own = whole_lines(path)
     assert not [fault for event in [*own, *whole_lines(job.events)] for fault in faults(event)]
     by_time = itemgetter("monotonic")  # threads do not wait for each other between one file and the other
-    assert sorted([e for e in whole_lines(job.events) if e["event"] != "saved"], key=by_time) == sorted(
-        own, key=by_time
-    )
+    others = [event for event in whole_lines(job.events) if event["event"] != "saved"]
+    assert sorted(others, key=by_time) == sorted(own, key=by_time)
     assert report([read(job.events)]).lost == found.lost
     assert {event["event"] for event in own} <= table().keys()
     [launch] = found.nodes[0]

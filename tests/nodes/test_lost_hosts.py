@@ -16,30 +16,7 @@ NOWHERE = "02:00:00:00:00:99"
 SLOW_LINK = "tc qdisc add dev eth0 root tbf rate 512kbit burst 8kb latency 500ms"
 """Messages of the rendezvous pass; a MiB takes longer than an exchange may."""
 
-# --- a host lost with its memory, a fresh one in its place
-
-
-@pytest.mark.parametrize("fresh", [0, 4, 6])
-def test_survivors_of_three_hosts_resume_from_their_memory_wherever_the_fresh_one_sorts(
-    fleet: Fleet, fresh: int
-) -> None:
-    job = fleet.started((1, 3, 5))
-    recovery = job.replace(3, fresh)
-    assert recovery.ranks == {1: 0, fresh: 1, 5: 2}
-    assert (recovery.tiers[1], recovery.tiers[5]) == ("memory", "memory") and recovery.lost <= EVERY
-    fleet.finish(job, ranks=3)
-
-
 # --- a link that is down
-
-
-@pytest.mark.parametrize("has_carrier", [False, True])
-def test_a_host_whose_link_stays_down_is_left_behind(fleet: Fleet, has_carrier: bool) -> None:
-    """The timeout of collectives is half an hour."""
-    job = fleet.started((0, 1), *BATCHES, nodes="1:2")
-    recovery = job.recovered(job.isolate(1, has_carrier=has_carrier), SOON)
-    assert recovery.tiers == {0: "memory"} and recovery.lost <= EVERY
-    fleet.finish(job, ranks=1)
 
 
 @pytest.mark.parametrize("nodes", ["2", "1:2"])

@@ -4,11 +4,17 @@ import time
 
 import pytest
 
+from fastckpt._core.policy.replicas.copy_sizes import SMALL
 from tests.nodes.conftest import Fleet
-from tests.nodes.job import EVERY, SOON, NodesJob
-from tests.nodes.recovery import Recovery
+from tests.nodes.job import EVERY, NEVER, SOON, NodesJob
+from tests.nodes.recovery import Line, Recovery
+from tests.nodes.test_faults_in_phases import Pause
+from tests.nodes.test_replicas import assert_same_state, digests
 
 campaign = pytest.mark.campaign
+SCRIPT = ("--way", "fsdp2", "--width", "150000", "--digests", "--pace", "0.2", "--disk", NEVER)
+"""A host of two has shards of 19 MB: more than the small files that each commit sends along."""
+SPARE, NEXT = 2, 3
 
 
 def taken_over(job: NodesJob, at: float, number: int, seconds: float = SOON) -> Recovery:
@@ -58,3 +64,70 @@ def test_when_a_spare_dies_while_it_waits_or_takes_over_the_next_one_takes_over(
     recovery = taken_over(job, lost, 3)
     assert recovery.ranks == {0: 0, 3: 1} and recovery.tiers == {0: "memory", 3: "peer"}
     fleet.finish(job, ranks=2)
+
+
+# --- spares that bring the shards of a host into their memory while they wait
+
+
+def with_places(fleet: Fleet, copies: str = "1") -> NodesJob:
+    """A job on two hosts that has done some steps, with places for spares that are not started yet."""
+    hosts, flags = (0, 1, SPARE, NEXT), ("--fast-spares", "2", "--fast-replicas", copies)
+    job = fleet.job(hosts, *SCRIPT, nodes="2", stores=hosts, flags=flags)
+    job.launch(0, 1)
+    job.do_steps(EVERY + 6)
+    return job
+
+
+def prefetched(job: NodesJob, number: int) -> tuple[Line, int]:
+    """What a spare has prefetched just now, when a host of which it had an older save has made another; that host."""
+    before = len(job.reported(number, "prefetched")) or 1
+    job.until(lambda: len(job.reported(number, "prefetched")) > before, f"spare {number} has prefetched anew")
+    found = job.reported(number, "prefetched")[-1]
+    job.until(lambda: digests(job, "saving", found["step"]), "its digest is known")
+    return found, int(found["host"].removeprefix("node"))
+
+
+def taken_over_prefetched(job: NodesJob, lost: int) -> Recovery:
+    """Lose a host, and wait until the spare trains with its rank."""
+    at = job.lose(lost)
+    job.count_on(SPARE)
+    recovery = job.recovered(at)
+    assert recovery.ranks == {1 - lost: 1 - lost, SPARE: lost} and recovery.lost <= 2 * EVERY
+    assert recovery.tiers == {1 - lost: "memory", SPARE: "peer"}
+    assert_same_state(job, recovery.step)
+    return recovery
+
+
+def finish(job: NodesJob) -> None:
+    job.agents |= job.waiting
+    job.finish()
+
+
+@campaign
+@pytest.mark.parametrize("copies", ["1", "0"])
+def test_a_spare_takes_over_from_what_it_has_prefetched(fleet: Fleet, copies: str) -> None:
+    """No large file comes over the network then; without copies, the loss would cost what is not on storage."""
+    job = with_places(fleet, copies)
+    job.park(SPARE)
+    found, lost = prefetched(job, SPARE)
+    recovery = taken_over_prefetched(job, lost)
+    assert recovery.step == found["step"]
+    if copies != "0":
+        (fetched,) = job.reported(SPARE, "fetched")
+        assert fetched["step"] == recovery.step and fetched["bytes"] < SMALL < fetched["kept"]
+    finish(job)
+
+
+@campaign
+def test_a_spare_takes_over_at_once_when_the_source_of_its_prefetch_is_lost(fleet: Fleet) -> None:
+    """What it lacks then comes from the partner of the lost host."""
+    job = with_places(fleet)
+    job.park(NEXT)
+    lost = prefetched(job, NEXT)[1]  # of both the same
+    job.count_on(NEXT)
+    job.kill_node(NEXT)
+    pause = Pause(job, SPARE, "spare.prefetch", parks=True).is_reached()
+    taken_over_prefetched(job, lost)
+    assert job.reported(SPARE, "prefetched") == [] and job.reported(SPARE, "fetched")[0]["bytes"] > SMALL
+    pause.end()
+    finish(job)

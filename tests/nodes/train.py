@@ -48,6 +48,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+PLACES = (StorageType.MEMORY, StorageType.DISK)
+
+
 class HostLog:
     """What a worker does, with when and in which place of the job."""
 
@@ -118,6 +121,11 @@ class NoSaver:
     """Nothing is saved, and nothing resumed."""
 
     tier = ""
+    checkpointer: Any = None
+
+    def __init__(self, directory: Path, training: Training) -> None:
+        self.directory = directory
+        self.parts: Any = {"model": training.model, "optimizer": training.optimizer}
 
     def load(self) -> int:
         return 0
@@ -126,101 +134,87 @@ class NoSaver:
         """Why the state was not saved; empty if it was."""
         return ""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.close()
 
 
 class TorchSaver(NoSaver):
     """What a script does by itself: the first rank saves to storage."""
 
-    def __init__(self, directory: Path, training: Training) -> None:
-        self._path, self._training = directory / "state.pt", training
+    def found(self) -> dict[str, Any]:
+        path = self.directory / "state.pt"
+        self.tier = "storage" if path.exists() else ""
+        return dict(torch.load(path)) if path.exists() else {}
 
     def load(self) -> int:
-        if not self._path.exists():
+        if not (state := self.found()):
             return 0
-        state = torch.load(self._path)
-        self._training.model.load_state_dict(state["model"])
-        self._training.optimizer.load_state_dict(state["optimizer"])
-        self.tier = "storage"
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
         return int(state["step"])
+
+    def state(self, step: int) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()} | {"step": step}
 
     def save(self, step: int, is_durable: bool) -> str:
         if is_durable and dist.get_rank() == 0:
-            parts = {"model": self._training.model, "optimizer": self._training.optimizer}
-            state = {name: part.state_dict() for name, part in parts.items()}
-            torch.save(state | {"step": step}, self._path.with_suffix(".new"))
-            self._path.with_suffix(".new").rename(self._path)
+            torch.save(self.state(step), self.directory / "state.new")
+            (self.directory / "state.new").rename(self.directory / "state.pt")
         return ""
 
 
-class DdpSaver(NoSaver):
+class DdpSaver(TorchSaver):
     def __init__(self, directory: Path, training: Training) -> None:
-        self._training, self._checkpointer = training, DdpCheckpointer(directory)
+        super().__init__(directory, training)
+        self.checkpointer = DdpCheckpointer(directory)
 
-    def load(self) -> int:
-        if not (state := self._checkpointer.load_checkpoint()):
-            return 0
-        self._training.model.load_state_dict(state["model"])
-        self._training.optimizer.load_state_dict(state["optimizer"])
-        self.tier = self._checkpointer.loaded_from
-        return int(state["step"])
+    def found(self) -> dict[str, Any]:
+        state = self.checkpointer.load_checkpoint()
+        self.tier = self.checkpointer.loaded_from if state else ""
+        return dict(state)
 
     def save(self, step: int, is_durable: bool) -> str:
-        parts = {"model": self._training.model, "optimizer": self._training.optimizer}
-        state = {name: part.state_dict() for name, part in parts.items()} | {"step": step}
-        place = StorageType.DISK if is_durable else StorageType.MEMORY
-        result = self._checkpointer.save_checkpoint(step, state, storage_type=place)
+        result = self.checkpointer.save_checkpoint(step, self.state(step), storage_type=PLACES[is_durable])
         return "" if result.saved else result.reason
-
-    def close(self) -> None:
-        self._checkpointer.close()
 
 
 class FsdpSaver(NoSaver):
     def __init__(self, directory: Path, training: Training) -> None:
-        self._checkpointer = FsdpShardCheckpointer(directory)
-        self._parts: Any = {"model": training.model, "optimizer": training.optimizer}
+        super().__init__(directory, training)
+        self.checkpointer = FsdpShardCheckpointer(directory)
 
     def load(self) -> int:
-        extra = self._checkpointer.load_checkpoint(**self._parts)
-        self.tier = self._checkpointer.loaded_from if extra else ""
+        extra = self.checkpointer.load_checkpoint(**self.parts)
+        self.tier = self.checkpointer.loaded_from if extra else ""
         return int(extra["step"]) if extra else 0
 
     def save(self, step: int, is_durable: bool) -> str:
-        place = StorageType.DISK if is_durable else StorageType.MEMORY
-        result = self._checkpointer.save_checkpoint(step, storage_type=place, extra_sd={"step": step}, **self._parts)
+        options = {"storage_type": PLACES[is_durable], "extra_sd": {"step": step}}
+        result = self.checkpointer.save_checkpoint(step, **options, **self.parts)
         return "" if result.saved else result.reason
-
-    def close(self) -> None:
-        self._checkpointer.close()
 
 
 class AutoSaver(NoSaver):
     """Saves as often as it chooses itself."""
 
     def __init__(self, directory: Path, training: Training) -> None:
-        self._checkpointer = Checkpointer(directory, model=training.model, optimizer=training.optimizer)
+        super().__init__(directory, training)
+        self.checkpointer = Checkpointer(directory, **self.parts)
 
     def load(self) -> int:
-        step = self._checkpointer.resume()
-        self.tier = self._checkpointer.loaded_from if step else ""
-        return step
+        step = self.checkpointer.resume()
+        self.tier = self.checkpointer.loaded_from if step else ""
+        return int(step)
 
     def save(self, step: int, is_durable: bool) -> str:
-        result = self._checkpointer.step(step)
+        result = self.checkpointer.step(step)
         return "not due" if result is None else "" if result.saved else result.reason
-
-    def close(self) -> None:
-        self._checkpointer.close()
 
 
 def saver_of(args: argparse.Namespace, training: Training) -> NoSaver:
-    if args.saver == "none":
-        return NoSaver()
-    if args.saver == "auto":
-        return AutoSaver(args.checkpoint_dir, training)
-    kinds = {"ddp": DdpSaver, "fsdp2": FsdpSaver, "hsdp": FsdpSaver}
-    kind = TorchSaver if args.saver == "torch" else kinds[args.way]
+    ours = DdpSaver if args.way == "ddp" else FsdpSaver
+    kind = {"none": NoSaver, "auto": AutoSaver, "torch": TorchSaver, "fastckpt": ours}[args.saver]
     return kind(args.checkpoint_dir, training)
 
 
