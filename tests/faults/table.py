@@ -85,7 +85,7 @@ def epochs(steps: int) -> tuple[str, ...]:
 DEEPSPEED, OFFLOADING = "../e2e/deepspeed/train.py", "../e2e/offload/train.py"
 TRAINER, STOCK = "../e2e/huggingface/train.py", "../e2e/huggingface/stock.py"
 ACCELERATE, LIGHTNING = "programs/with_accelerate.py", "programs/with_lightning.py"
-FSDP, FOLDER = "programs/fsdp.py", "programs/folder.py"
+FSDP = "programs/fsdp.py"
 OVERLAPPED = {"saving": OVERLAP, "interval": 4}
 PROGRAMS = {
     "ddp": Program("train.py", ("--named", "--wait"), layout="torch"),
@@ -95,7 +95,6 @@ PROGRAMS = {
     ),
     "fsdp2": Program(FSDP, ("--wait",), (*SHARDS, STEP), layout="distcp"),
     "dcp": Program("programs/dcp.py"),
-    "folder": Program(FOLDER, ("--way", "tags", "--wait"), layout="framework"),
     "offload": Program(
         OFFLOADING, ("--memory", "1", "--offload", "scratch"), OFFLOAD, gap=0, plain=(OFFLOADING, "--memory", "1")
     ),
@@ -124,7 +123,6 @@ VARIANTS = {
     "dcp, behind": Program("programs/dcp.py", ("--way", "behind"), interval=4),
     "deepspeed, overlapped": framework(DEEPSPEED, "--overlap", **OVERLAPPED),
     "accelerate, overlapped": framework(ACCELERATE, "--overlap", ranks=(0,), **OVERLAPPED),
-    "lightning, the best two": framework(LIGHTNING, "--memory", "1", "--way", "top", interval=10),
     "lightning, overlapped": framework(LIGHTNING, "--overlap", ranks=(0,), **OVERLAPPED),
 }
 

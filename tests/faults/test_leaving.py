@@ -97,13 +97,13 @@ def test_the_next_launch_resumes_the_newest_complete_step_after_a_rank_left(new_
 def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_without_a_wait(nodes: Nodes, leaves: int) -> None:
     """Its node has no part in later saves: what the other node has of them could never be resumed."""
     script = ("--apart", "--memory", "1", "--disk", "1", "--wait", "--steps", "8")
-    nodes.run(*script, "--leave", str(leaves), "3", "closes", FASTCKPT_PRELOAD="auto")
+    nodes.run(*script, "--leave", str(leaves), "3", "closes")
     saves = {step: line for line in nodes.job.log(1 - leaves) if (step := line.get("saved", line.get("skipped")))}
     assert {step for step, line in saves.items() if "saved" in line} == {1, 2, 3}
     assert {line["reason"] for step, line in saves.items() if step > 3} == {f"rank {leaves} has closed"}
     assert f"5 saves were skipped, as rank {leaves} has closed: the newest checkpoint is step 3" in nodes.text()
     assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []
-    nodes.run(*script, FASTCKPT_PRELOAD="auto")
+    nodes.run(*script)
     assert nodes.resumes()[1] == ((3, "storage"), (3, "storage")) and nodes.job.stored()[0] == 8
 
 

@@ -41,7 +41,7 @@ def decided(job: Job) -> list[dict]:
 
 
 def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(short_path, new_job, reference):
-    options = {"program": LINES, "restarts": 3, "FASTCKPT_PRELOAD": "auto", "TMPDIR": short_path}
+    options = {"program": LINES, "restarts": 3, "TMPDIR": short_path}
     job = new_job().start("--loader-workers", "1", **options)
     job.wait_for("step", 9)
     job.kill_processes(1)

@@ -112,7 +112,7 @@ def test_a_save_made_at_sigterm_is_resumed(new_job, uninterrupted) -> None:
 
 def test_workers_stopped_for_another_node_get_sigterm_first(nodes: Nodes, uninterrupted) -> None:
     job = nodes.job.with_faults(*DIES)
-    nodes.start(*LAST_SAVE, FASTCKPT_STOP_GRACE="60", FASTCKPT_PRELOAD="auto")
+    nodes.start(*LAST_SAVE, FASTCKPT_STOP_GRACE="60")
     job.wait_for("waiting", 7, rank=1)
     job.until(lambda: job.injected() == 1, "rank 0 is late")
     job.go_on(7)

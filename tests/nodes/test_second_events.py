@@ -33,7 +33,8 @@ SEED = int(os.environ.get("FASTCKPT_SEED") or 1)
 
 FIRST = ("partition", "heal", "loss", "restart", "newcomer", "leave")
 SECOND = ("partition", "loss", "restart", "newcomer", "leave")
-OF_HALVES = ("heal", "loss_of_half", "restart_of_waiting", "newcomer_to_waiting", "loss_of_waiting")
+OF_HALVES = ("heal", "loss_of_half", "restart_of_waiting", "newcomer_of_waiting", "loss_of_waiting")
+"""Of all hosts of the half that goes on, or of one of those that wait."""
 CASES = [*itertools.product(FIRST, SECOND), *(("partition", second) for second in OF_HALVES)]
 
 
@@ -54,9 +55,18 @@ class Story:
         self.settle()
 
     def befall(self, event: str) -> None:
-        """Have something happen, by its name."""
+        """Have something happen, by its name, to a host of those that go on, or to those that the name has."""
         self._since = self._tell(event)
-        getattr(self, f"_{event}")()
+        what, _, whose = event.partition("_of_")
+        side = self._newest_side()
+        # Of several that go on, or of all that there are.
+        going_on = sorted(side if len(side) > 1 else self.job.agents)
+        others = sorted(self.job.agents.keys() - side)
+        drawn = sorted(side) if whose == "half" else [self._rng.choice(others if whose else going_on)]
+        for number in drawn:
+            started = getattr(self, f"_{what}")(number)
+        if whose == "waiting" and started is not None:
+            self.job.until(partial(self._has_started, started), f"node{started} has a worker")
 
     def pause(self) -> None:
         """Wait for less than a recovery takes."""
@@ -81,46 +91,34 @@ class Story:
 
     # --- what befalls it
 
-    def _partition(self) -> None:
+    def _partition(self, _: int) -> None:
         """Split the hosts in two; those that are split, in two others."""
         hosts = {*self.job.cluster.hosts}
         sizes = range(1, len(hosts) // 2 + 1)
         ways = [{*way} for size in sizes for way in itertools.combinations(sorted(hosts), size)]
         way = self._rng.choice([way for way in ways if self._apart & hosts not in (way, hosts - way)])
-        if self._apart:
-            self._heal()
+        self._heal()
         self._apart = way
         self.job.cluster.split(*way)
         self._tell(f"{sorted(way)} reach no other of {sorted(hosts)}")
 
-    def _heal(self) -> None:
+    def _heal(self, _: int = 0) -> None:
         if self._apart:
             self.job.cluster.join(*self._apart & self.job.cluster.hosts.keys())
         self._apart = set()
 
-    def _loss(self) -> None:
-        self._lose(self._drawn())
+    def _loss(self, number: int) -> None:
+        self._tell(f"node{number} is lost")
+        self.job.lose(number)
 
-    def _loss_of_half(self) -> None:
-        for number in self._newest_side():
-            self._lose(number)
-
-    def _loss_of_waiting(self) -> None:
-        self._lose(self._drawn_of_waiting())
-
-    def _restart(self, number: int | None = None) -> None:
-        number = self._drawn() if number is None else number
+    def _restart(self, number: int) -> int:
         self._tell(f"node{number} restarts")
         self.job.kill_node(number)
         self.job.launch(number)
+        return number
 
-    def _restart_of_waiting(self) -> None:
-        number = self._drawn_of_waiting()
-        self._restart(number)
-        self.job.until(partial(self._has_started, number), f"node{number} has a worker again")
-
-    def _newcomer(self, near: int | None = None) -> int:
-        near, number = self._drawn() if near is None else near, max(self._hosts) + 1
+    def _newcomer(self, near: int) -> int:
+        number = max(self._hosts) + 1
         self._tell(f"node{number} comes, and reaches node{near}")
         self.job.cluster.add(number)
         if near in self._apart:
@@ -129,19 +127,10 @@ class Story:
         self.job.launch(number)
         return number
 
-    def _newcomer_to_waiting(self) -> None:
-        number = self._newcomer(self._drawn_of_waiting())
-        self.job.until(partial(self._has_started, number), f"node{number} has a worker")
-
-    def _leave(self) -> None:
-        number = self._drawn()
+    def _leave(self, number: int) -> None:
         os.kill(self.job.agent_pid(number), signal.SIGTERM)
         self._leaving[number] = self.job.agents.pop(number)
         self._tell(f"node{number} leaves")
-
-    def _lose(self, number: int) -> None:
-        self._tell(f"node{number} is lost")
-        self.job.lose(number)
 
     # --- who there is
 
@@ -158,15 +147,6 @@ class Story:
     def _newest_side(self) -> set[int]:
         """The hosts with agents that reach the one which made the last step."""
         return max(self._sides(), key=lambda side: max(map(self._last_step, side)))
-
-    def _drawn(self) -> int:
-        """A host of those that go on, if another one of them is left; else any."""
-        side = self._newest_side()
-        return self._rng.choice(sorted(side if len(side) > 1 else self.job.agents))
-
-    def _drawn_of_waiting(self) -> int:
-        """A host of those that do not reach those which go on."""
-        return self._rng.choice(sorted(self.job.agents.keys() - self._newest_side()))
 
     # --- what the job does
 

@@ -1,6 +1,5 @@
-"""The training with Lightning: DDP, dropout, AdamW, a scheduler, validation; ways: unseeded, top."""
+"""The training with Lightning: DDP, dropout, AdamW, a scheduler, validation; way: unseeded."""
 
-import os
 import random
 from typing import Any
 
@@ -43,33 +42,17 @@ class Watch(Callback):
             self._pending = -1
 
 
-def model_checkpoint(directory: str, way: str, steps: int) -> ModelCheckpoint:
-    """One that saves every so many steps; or the best two, as an epoch ends."""
-    if way == "top":
-        best = {"save_top_k": 2, "save_last": True, "every_n_epochs": 1, "save_on_train_epoch_end": False}
-        return ModelCheckpoint(directory, "{step}-{val:.6f}", "val", **best)
-    return ModelCheckpoint(directory, "{step}", save_top_k=-1, every_n_train_steps=steps)
-
-
 def main() -> None:
     args = training.parser().parse_args()
-    run, way = Run(args, RANK), args.way
-    io, model = (
-        FastCheckpointIO(args.checkpoint_dir, overlap=args.overlap),
-        model_checkpoint(args.checkpoint_dir, way, args.disk),
-    )
+    run, io = Run(args, RANK), FastCheckpointIO(args.checkpoint_dir, overlap=args.overlap)
+    model = ModelCheckpoint(args.checkpoint_dir, "{step}", save_top_k=-1, every_n_train_steps=args.disk)
     ours = {"strategy": FastDDPStrategy(), "plugins": [io], "use_distributed_sampler": False}
     trainer = trainer_for(args.steps, model, MemoryCheckpoint(args.memory), Watch(io, run), **ours)
-    module = Module(way, run.log)
+    module = Module(args.way, run.log)
     trainer.fit(module, ckpt_path=args.resume_path or NEWEST)
     scheduler = trainer.lr_scheduler_configs[0].scheduler
     state = [module.state_dict(), trainer.optimizers[0].state_dict(), scheduler.state_dict()]
     state += [torch.get_rng_state(), random.random(), numpy.random.random()]
-    if way == "top":
-        scores = {path: score.item() for path, score in model.best_k_models.items()}
-        state += [repr(each).replace(args.checkpoint_dir, "") for each in (model.best_model_path, scores)]
-        kept = sorted(path for path in os.listdir(args.checkpoint_dir) if path.endswith(".ckpt"))
-        assert kept == sorted(os.path.basename(path) for path in [*model.best_k_models, model.last_model_path])
     run.end(state)
 
 
