@@ -21,7 +21,6 @@ import psutil
 from fastckpt._core import metrics
 from fastckpt._core.transfer import host_copy
 
-_right_time = time.time
 _PR_SET_PDEATHSIG = 1
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
 
@@ -111,11 +110,6 @@ def delay(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
     return Fault("sleep_first", at, step, rank, {"seconds": seconds})
 
 
-def set_clock(seconds: float, at: str, step: int = 0) -> Fault:
-    """``time.time`` tells, in this process, what a clock would that was set to so many seconds off the right time."""
-    return Fault("shift_time", at, step, 0, {"seconds": seconds})
-
-
 def refuse(call: str, error: str, at: str, step: int = 0) -> Fault:
     """One call of a function of os on the checkpoint directory fails in the agent, with an error of errno."""
     return Fault("refuse_a_call", at, step, 0, {"call": call, "error": error})
@@ -194,10 +188,6 @@ def sleep_first(fault: Fault, out: Path, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def shift_time(fault: Fault, out: Path, seconds: float) -> None:
-    time.time = lambda: _right_time() + seconds
-
-
 def refuse_a_call(fault: Fault, out: Path, call: str, error: str) -> None:
     real, number, left = getattr(os, call), getattr(errno, error), True
 
@@ -239,21 +229,21 @@ def _inject(out: Path, is_mine: Callable[[Fault], bool]) -> None:
 
     def observe(phase: str, fields: dict[str, Any]) -> None:
         for turn, fault in mine:
-            if fault.is_due(phase, fields) and _is_its_turn(turn, out, fields.get("step", 0)):
+            if fault.is_due(phase, fields) and _is_its_turn(turn, out):
                 fault.inject(out)
 
     if mine:
         metrics.observe(observe)
 
 
-def _is_its_turn(turn: int, out: Path, step: int) -> bool:
-    """Whether nobody has injected it, and all before it were; the file of it has the step, 0 if there is none."""
+def _is_its_turn(turn: int, out: Path) -> bool:
+    """Whether nobody, in another thread either, has injected it, and all before it were."""
     if turn != len(list(out.glob("injected.*"))):
         return False
-    with contextlib.suppress(FileExistsError), (out / f"injected.{turn}").open("x") as file:
-        file.write(str(step))
+    with contextlib.suppress(FileExistsError):
+        (out / f"injected.{turn}").touch(exist_ok=False)
         return True
-    return False  # in another thread
+    return False
 
 
 def _is_child(pid: int, parent: int) -> bool:

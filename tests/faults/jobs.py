@@ -198,10 +198,6 @@ class Job:
     def injected(self) -> int:
         return len(list(self.folder.glob("injected.*")))
 
-    def injected_at(self, turn: int) -> int:
-        """The step of the phase in which a fault was injected; 0 if it belongs to none."""
-        return int((self.folder / f"injected.{turn}").read_text())
-
     def resumes(self, rank: int = 0) -> list[tuple[int, str]]:
         """Step and tier of each start of a rank."""
         return [(line["loaded"], line["tier"]) for line in self.log(rank) if "loaded" in line]
