@@ -76,7 +76,7 @@ def test_signals_in_a_phase_flush_in_time_and_end_as_under_torchrun(
 
 def test_workers_that_hear_no_signal_do_not_delay_the_flush(new_job) -> None:
     """One that is stopped is killed in the end, one that is deaf after the half minute that torch gives it."""
-    job = new_job().start("--stop-at", "37", "--deaf")
+    job = new_job().start("--stop-at", "37", "--deaf", "0")
     job.wait_for_all(37)
     saved, sent = job.newest_saved(), time.monotonic()
     os.kill(job.pid(1), signal.SIGSTOP)
@@ -89,9 +89,18 @@ def test_workers_that_hear_no_signal_do_not_delay_the_flush(new_job) -> None:
 
 # --- workers that save once more when another has failed
 
-LAST_SAVE = ("--apart", "--memory", "1", "--disk", "1000", "--last-save", "--wait-at", "7")
+LAST_SAVE = ("--apart", "--memory", "1", "--disk", "1000", "--last-save", "--wait-at", "6", "7")
 DIES = delay(600, at="train.step", step=7), kill(rank=1, at="train.step", step=8)
 """Rank 1 when it has saved step 7; rank 0 saves that step when it is asked to end."""
+
+
+def let_die(job: Job) -> None:
+    """Let rank 1 die when it has saved step 7, and rank 0 has begun it."""
+    job.wait_for_all(6)  # no earlier save is pending, for which that would be skipped
+    job.go_on(6)
+    job.wait_for("waiting", 7, rank=1)
+    job.until(lambda: job.injected() == 1, "rank 0 is late")
+    job.go_on(7)
 
 
 def assert_last_save_is_resumed(job: Job, uninterrupted) -> None:
@@ -103,9 +112,7 @@ def assert_last_save_is_resumed(job: Job, uninterrupted) -> None:
 def test_a_save_made_at_sigterm_is_resumed(new_job, uninterrupted) -> None:
     """Though the flush of what was the newest when the other died has begun by then."""
     job = new_job().with_faults(*DIES).start(*LAST_SAVE, FASTCKPT_STOP_GRACE="60")
-    job.wait_for("waiting", 7, rank=1)
-    job.until(lambda: job.injected() == 1, "rank 0 is late")
-    job.go_on(7)
+    let_die(job)
     assert job.wait() == 0, job.text()
     assert_last_save_is_resumed(job, uninterrupted)
 
@@ -113,9 +120,7 @@ def test_a_save_made_at_sigterm_is_resumed(new_job, uninterrupted) -> None:
 def test_workers_stopped_for_another_node_get_sigterm_first(nodes: Nodes, uninterrupted) -> None:
     job = nodes.job.with_faults(*DIES)
     nodes.start(*LAST_SAVE, FASTCKPT_STOP_GRACE="60")
-    job.wait_for("waiting", 7, rank=1)
-    job.until(lambda: job.injected() == 1, "rank 0 is late")
-    job.go_on(7)
+    let_die(job)
     assert nodes.wait() == [0, 0], nodes.text()
     assert_last_save_is_resumed(job, uninterrupted)
     told = [[line for line in agent.text().splitlines() if "restarts left" in line] for agent in nodes.agents]

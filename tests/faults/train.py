@@ -1,6 +1,7 @@
 """The training with DdpCheckpointer: gloo, dropout, AdamW, a shuffled sampler, draws of Python and numpy too."""
 
 import argparse
+import os
 import random
 import signal
 import sys
@@ -34,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--apart", action="store_true", help="no rank waits for another's gradients")
     parser.add_argument("--ballast", type=int, nargs="*", default=[], metavar="MB", help="add to the state; more later")
     parser.add_argument("--grow-at", type=int, default=10**9, help="from here on the ballast is the last of its sizes")
-    parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
+    parser.add_argument("--deaf", default="", metavar="RANK", help="is deaf to SIGTERM")
     parser.add_argument("--remote", default="", help="location of the remote tier")
     parser.add_argument("--evaluate-at", type=int, default=0, help="a phase after this step")
     parser.add_argument("--skip-at", type=int, default=0, help="a barrier after this step, which rank 1 skips once")
@@ -121,6 +122,6 @@ class Ddp(Training):
 
 if __name__ == "__main__":
     arguments = parse_arguments()
-    if arguments.deaf:
+    if arguments.deaf == os.environ["RANK"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     training.main(Ddp, arguments)
