@@ -120,7 +120,6 @@ VARIANTS = {
     "fsdp2, overlapped": Program(FSDP, ("--overlap",), **OVERLAPPED),
     "fsdp2, full": Program(FSDP, ("--way", "full")),
     "fsdp1, full": Program(FSDP, ("--way", "full1")),
-    "dcp, behind": Program("programs/dcp.py", ("--way", "behind"), interval=4),
     "deepspeed, overlapped": framework(DEEPSPEED, "--overlap", **OVERLAPPED),
     "accelerate, overlapped": framework(ACCELERATE, "--overlap", ranks=(0,), **OVERLAPPED),
     "lightning, overlapped": framework(LIGHTNING, "--overlap", ranks=(0,), **OVERLAPPED),

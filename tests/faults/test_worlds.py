@@ -18,7 +18,7 @@ Launch = tuple[str, str, int]
 """A program, its way, and a number of ranks."""
 TOURS: dict[str, list[Launch]] = {
     "fsdp": [(FSDP, "fsdp2", 2), (FSDP, "tp", 3)],
-    "dcp": [(DCP, "", 2), (DCP, "", 1), (DCP, "behind", 2)],
+    "dcp": [(DCP, "", 2), (DCP, "", 1), (DCP, "", 2)],
 }
 
 

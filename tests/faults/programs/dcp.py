@@ -1,14 +1,12 @@
-"""The training with DCP: FSDP2 whose state goes through dcp.save, or behind, through async_save and our stager."""
+"""The training with DCP: FSDP2 whose state goes through dcp.save."""
 
-from concurrent.futures import Future
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from fastckpt.dcp import SaveResult, SharedMemoryReader, SharedMemoryStager, SharedMemoryWriter, StorageType
+from fastckpt.dcp import SaveResult, SharedMemoryReader, SharedMemoryWriter, StorageType
 from tests.faults import training
 from tests.faults.programs.fsdp import build, full_state
 from tests.faults.training import Run, Training
@@ -25,9 +23,6 @@ class Dcp(Training):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self._writer = SharedMemoryWriter(self.args.checkpoint_dir)
         self.checkpointer = SharedMemoryReader(self._writer)
-        self._stager = SharedMemoryStager(self._writer)
-        self._group = dist.new_group(backend="gloo") if self.args.way == "behind" else None
-        self._saving: Future[Any] | None = None
         self._table, self._text = torch.zeros(1000), ""
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,31 +45,15 @@ class Dcp(Training):
         torch.manual_seed(step)
         self._table += step
         self._text += "x" * 100
-        loss = super().advance(step)
-        self._settle()
-        return loss
+        return super().advance(step)
 
-    def save(self, step: int, place: StorageType) -> SaveResult | None:
+    def save(self, step: int, place: StorageType) -> SaveResult:
         self._writer.storage_type = place
-        options: dict[str, Any] = {"storage_writer": self._writer}
-        options["checkpoint_id"] = f"{self.args.checkpoint_dir}/checkpoint-{step}"
-        if self._group is None:
-            dcp.save({"app": self}, **options)
-        else:
-            self._saving = dcp.async_save(
-                {"app": self}, async_stager=self._stager, process_group=self._group, **options
-            )
-            return None
+        name = f"{self.args.checkpoint_dir}/checkpoint-{step}"
+        dcp.save({"app": self}, storage_writer=self._writer, checkpoint_id=name)
         return self._writer.result
 
-    def _settle(self) -> None:
-        if self._saving is not None:
-            self._saving.result()
-            self.run.saved(self._writer.result.step, self._writer.result)
-            self._saving = None
-
     def wait(self) -> None:
-        self._settle()
         self._writer.wait()
 
     def whole(self) -> Any:
@@ -82,7 +61,6 @@ class Dcp(Training):
         return {**(full if self.rank == 0 else {}), "table": self._table, "text": self._text}
 
     def close(self) -> None:
-        self._settle()
         self._writer.close()
 
 
