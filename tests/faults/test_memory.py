@@ -1,10 +1,8 @@
 """Memory that is too small, full, cut or gone, for a job or its host: saves are refused, and no step is lost."""
 
-import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 from tests.faults.faults import cut, kill, starve
 from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.table import PERSIST, RESUME, SNAPSHOT, begins_a_start
+from tests.faults.test_disk import full
 from tests.support.memory_groups import memory_group
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
@@ -49,17 +48,6 @@ def tmpfs(small_tmpfs, new_job) -> Iterator[Path]:  # noqa: F811
     new_job.end()
 
 
-@contextlib.contextmanager
-def filled(path: Path) -> Iterator[None]:
-    """Filled up to the last byte by another process's file."""
-    ballast = path / f"ballast-{time.monotonic_ns()}"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(1 << 16)):
-            pass
-    yield
-    ballast.unlink()
-
-
 def reasons(job: Job) -> dict[int, str]:
     """Without those of saves that found the disk too slow."""
     found = {line["skipped"]: line["reason"] for line in job.log(0) if "skipped" in line}
@@ -73,7 +61,7 @@ def test_a_state_that_never_fits_is_refused_at_the_first_save(tmpfs, new_job) ->
     assert re.search(r"ArenaTooSmall: shared memory cannot hold 2 x 40\.1 MiB, 80\.[12] MiB in all: ", job.text())
     assert re.search(rf": {tmpfs} has 60\.\d MiB free of 64\.0 MiB\. Enlarge it \(docker: --shm-size=128m", job.text())
     assert "--fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)" in job.text()
-    with filled(tmpfs):
+    with full(tmpfs, 0):
         job = new_job("full").start(restarts=0)
         assert job.wait() == 1
     assert f"ArenaTooSmall: nothing can be written under {tmpfs}: [Errno 28] No space left" in job.text()
@@ -89,11 +77,11 @@ def test_memory_filled_by_another_process_or_removed_skips_saves_until_there_is_
     job = new_job().with_faults(kill(rank=0, at="train.step", step=16), kill(rank=1, at="snapshot.fill", step=40))
     job.with_faults(kill(rank=0, at="train.step", step=51))
     job.start("--ballast", "8", "--wait-at", "10", "20", "30", "50", "--wait").wait_for_all(10)
-    with filled(tmpfs):
+    with full(tmpfs, 0):
         job.go_on(10)
         job.wait_for_all(20)
         job.lose_memory()
-        with filled(tmpfs):
+        with full(tmpfs, 0):
             job.go_on(20)
             job.wait_for_all(30)
     job.go_on(30)
