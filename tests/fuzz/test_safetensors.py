@@ -40,6 +40,14 @@ def read(data: bytes) -> dict[str, list[Any]]:
     return read
 
 
+def check(data: bytes) -> None:
+    """Refused by the name of the file, or there to its last element, and no more than the file has."""
+    try:
+        read(data)
+    except BadCheckpoint as error:
+        assert NAME in str(error)
+
+
 def packed(header: bytes | dict[str, Any] | list[Any], data: bytes = bytes(8), length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
@@ -79,7 +87,7 @@ LIES = {
     "a shape of 2**62 and none": packed({"w": {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}, b""),
     "a shape that overflows to what is there": w(shape=[2**62, 2**2 + 2]),
     "a shape with a negative size": w(shape=[-1, -2]),
-    "a shape of 1,000,000 dimensions": w(shape=[2, *[1] * 1_000_000]),
+    "a shape of 100,000 dimensions": w(shape=[2, *[1] * 100_000]),
     "offsets of another kind": w(data_offsets=["0", "8"]),
     "three offsets": w(data_offsets=[0, 8, 8]),
     "an offset that ends before it begins": w(data_offsets=[8, 0]),
@@ -112,10 +120,7 @@ def test_files_of_the_library_are_read():
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(GOOD), mutations([*PIECES, *FIELDS]))
 def test_damaged_files_are_refused_or_read(good, changes):
-    try:
-        read(mutated(good, changes))
-    except BadCheckpoint as error:
-        assert NAME in str(error)
+    check(mutated(good, changes))
 
 
 def test_a_lie_ends_no_command(fastckpt: Fastckpt, tmp_path: Path):

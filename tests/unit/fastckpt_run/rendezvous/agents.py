@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,16 +16,8 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.meeting import Timing
 from fastckpt_run.rendezvous.membership import NodeLimits
 from tests.support.ports import free_port
-
-PATIENCE = 60.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until something has happened."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
+from tests.unit.fastckpt_run.waits import DEADLINE as PATIENCE
+from tests.unit.fastckpt_run.waits import until as until
 
 
 def in_thread(call: Callable[[], object]) -> "Future[object]":
@@ -62,7 +53,7 @@ class Agents:
         exclude_after: int = 0,
         **timing: float,
     ) -> None:
-        self.endpoint = endpoint or f"127.0.0.1:{free_port()}"
+        self.endpoint = endpoint or places(1)
         self.limits = NodeLimits(fewest, most, last_call, spares, exclude_after)
         self.timing = Timing(**{"join": PATIENCE, "connect": 20.0, "interval": 0.1, "silence": 2.0} | timing)
         self.calls: Counter[str] = Counter()
@@ -147,6 +138,26 @@ def agents(*arguments: int, **options: Any) -> Iterator[Agents]:
         yield made
     finally:
         made.close()
+
+
+def places(count: int) -> str:
+    """Endpoints of so many stores."""
+    return ",".join(f"127.0.0.1:{free_port()}" for _ in range(count))
+
+
+@contextmanager
+def guests(count: int, *arguments: int, **options: Any) -> Iterator[tuple[Agents, list[FastckptRendezvousHandler]]]:
+    """A job, by ranks, whose first store is held by none of its nodes: whoever holds it would stay."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with agents(*arguments, endpoint=f"127.0.0.1:{store.port}", **options) as job:
+        nodes = [job.new(host=False) for _ in range(count)]
+        meet(nodes)
+        yield job, by_rank(nodes)
+
+
+def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHandler]:
+    """Nodes in the order of their last round."""
+    return sorted(nodes, key=lambda node: node.round.ranks[node.id])
 
 
 @contextmanager

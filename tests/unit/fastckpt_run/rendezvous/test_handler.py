@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -33,23 +33,21 @@ from tests.support.ports import free_port
 from tests.unit.fastckpt_run.rendezvous.agents import (
     PATIENCE,
     agents,
+    by_rank,
     ended,
+    guests,
     in_thread,
     join,
     kill,
     meet,
     met,
+    places,
     ranks,
     until,
 )
 
 
-def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHandler]:
-    return sorted(nodes, key=lambda node: node.round.ranks[node.id])
-
-
-@pytest.mark.parametrize("count", [8])
-def test_a_round_takes_at_most_twenty_messages_a_node(count):
+def test_a_round_takes_at_most_twenty_messages_a_node(count=8):
     with agents(count, count, interval=60.0, silence=180.0) as job:
         nodes = job.several(count)
         for _ in ("first", "later"):
@@ -208,11 +206,7 @@ def announces_elsewhere(first: FastckptRendezvousHandler, port: int) -> Callable
 
 @pytest.mark.usefixtures("unreached")
 def test_a_node_that_alone_does_not_reach_the_first_one_leaves_if_that_can_go_on(monkeypatch):
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # whoever holds it would stay
-    with agents(1, 2, endpoint=f"127.0.0.1:{store.port}") as job:
-        nodes = [job.new(host=False) for _ in range(2)]
-        meet(nodes)
-        first, second = by_rank(nodes)
+    with guests(2, 1, 2) as (_, (first, second)):
         with monkeypatch.context() as patched:
             patched.setattr(first._records, "announce", announces_elsewhere(first, free_port()))
             begun = [in_thread(node.next_rendezvous) for node in (first, second)]
@@ -243,14 +237,8 @@ def test_a_node_that_is_needed_or_not_alone_goes_on_trying_to_reach_the_first_on
 
 
 @pytest.mark.usefixtures("unreached")
-@pytest.mark.parametrize("count", [3])
-def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_takes_the_rank(monkeypatch, count):
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    endpoint = f"127.0.0.1:{store.port}"
-    with agents(count, count, endpoint=endpoint, spares=2, exclude_after=2, silence=600.0) as job:
-        nodes = [job.new(host=False) for _ in range(count)]
-        meet(nodes)
-        lost, *others = by_rank(nodes)
+def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_takes_the_rank(monkeypatch):
+    with guests(3, 3, 3, spares=2, exclude_after=2, silence=600.0) as (job, (lost, *others)):
         bad, good = job.new(host=False), job.new(host=False)
         begun = []
         for number, (name, spare) in enumerate({"bad": bad, "good": good}.items()):
@@ -267,7 +255,7 @@ def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_t
         with pytest.raises(RendezvousConnectionError, match="the other nodes do not reach this one"):
             bad.next_rendezvous()
         assert all(each.result(PATIENCE) for each in (*members, begun[1]))
-        assert ranks([good, *others]) == [0, *range(1, count)]
+        assert ranks([good, *others]) == [0, 1, 2]
         assert good.round.faults["bad"] == ("lost in round 2",)
         bad.shutdown()
         assert not good.is_closed()
@@ -276,11 +264,7 @@ def test_a_spare_that_nobody_reaches_as_the_first_node_leaves_and_the_next_one_t
 @pytest.mark.usefixtures("unreached")
 def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(monkeypatch):
     """Also where something accepts in its place, and never answers."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with agents(1, 3, endpoint=f"127.0.0.1:{store.port}") as job, socket.create_server(("127.0.0.1", 0)) as mute:
-        nodes = [job.new(host=False) for _ in range(3)]
-        meet(nodes)
-        first, *others = by_rank(nodes)
+    with guests(3, 1, 3) as (_, (first, *others)), socket.create_server(("127.0.0.1", 0)) as mute:
         announce = announces_elsewhere(first, mute.getsockname()[1])
 
         def announce_and_die(round: Round, master: Master) -> None:
@@ -323,7 +307,7 @@ def test_jobs_share_a_store_without_meeting():
 
 
 def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_back_to_it():
-    with met(3, silence=1.0, endpoint=f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as (job, nodes):
+    with met(3, silence=1.0, endpoint=places(2)) as (job, nodes):
         kept, round = ranks(nodes[1:]), nodes[1].round.number
         kill(nodes[0])
         ended(nodes[1:])
@@ -335,15 +319,10 @@ def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_ba
         assert back.round == nodes[1].round and back._endpoints.server is None
 
 
-@pytest.mark.parametrize("rounds", [3])
-def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank(rounds):
+def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank():
     """They would begin the job once more else, from the last durable save or from none."""
-    with agents(
-        2, 2, silence=1.0, last_call=15.0, endpoint=f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}", spares=2
-    ) as job:
-        nodes = job.several(2)
-        for _ in range(rounds):
-            meet(nodes)
+    with met(2, 2, silence=1.0, last_call=15.0, endpoint=places(2), spares=2) as (job, nodes):
+        meet(nodes)
         spares = [job.new(), job.new()]
         joined = [in_thread(spare.next_rendezvous) for spare in spares]
         time.sleep(1.0)
@@ -355,7 +334,7 @@ def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keep
         nodes[1].lost([nodes[0].id])
         meet(nodes[1:])
         until(lambda: any(future.done() for future in joined), "a spare has the free rank")
-        assert nodes[1].round.number == rounds + 1 and ranks(nodes[1:]) == kept
+        assert nodes[1].round.number == 3 and ranks(nodes[1:]) == kept
         waiting = [future for future in joined if not future.done()]
         nodes[1].set_closed()
         assert all(isinstance(future.exception(PATIENCE), RendezvousGracefulExitError) for future in waiting)
@@ -413,43 +392,39 @@ def test_members_train_on_when_a_store_is_lost_that_none_of_them_held():
 
 
 @pytest.fixture
-def store_process() -> Iterator[tuple[multiprocessing.Process, str]]:
+def store_process() -> Iterator[tuple[int, str]]:
     """A process with a store, and where that is."""
-    port, context = free_port(), multiprocessing.get_context("fork")
-    ready, over = context.Event(), context.Event()
+    port = free_port()
 
     def hold() -> None:
         store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        ready.set()
-        over.wait()
+        signal.pause()
         del store
 
-    process = context.Process(target=hold)
-    process.start()
-    assert ready.wait(PATIENCE)
-    yield process, f"127.0.0.1:{port}"
-    process.kill()
-    process.join()
-    process.close()
+    with closing(multiprocessing.get_context("fork").Process(target=hold)) as process:
+        process.start()
+        yield process.pid, f"127.0.0.1:{port}"
+        process.kill()
+        process.join()
 
 
 def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(store_process, monkeypatch):
     monkeypatch.setattr(store_connection, "SILENCE", 2.0)
     monkeypatch.setitem(StoreConnection._call.__kwdefaults__, "timeout", 2.0)
-    process, endpoint = store_process
+    pid, endpoint = store_process
     with agents(2, 2, silence=600.0, endpoint=endpoint) as job:
         nodes = [job.new(host=False) for _ in range(2)]
         meet(nodes)
         nodes[0].isolated([nodes[1].id])
         time.sleep(0.5)
         assert [node.num_nodes_waiting() for node in nodes] == [0, 0], "the store is there, and tells who is"
-        os.kill(process.pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         until(lambda: nodes[0].num_nodes_waiting() == 1, "the store has been silent for long")
         until(lambda: nodes[1]._alive.store is None, "the other node has found that, too")
         assert nodes[1].num_nodes_waiting() == 0, "it trains on"
         nodes[1].isolated([nodes[0].id])
         assert nodes[1].num_nodes_waiting() == 1
-        os.kill(process.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_no_store_at_all_is_an_error_that_names_the_endpoints():
@@ -475,22 +450,9 @@ def test_agents_of_one_secret_meet_and_others_do_not(caplog):
     assert "0123456789abcdef" not in caplog.text
 
 
-UNPICKLED: list[bool] = []
-
-
-def note() -> None:
-    UNPICKLED.append(True)
-
-
-class Exploit:
-    """Code that runs in whoever unpickles it."""
-
-    def __reduce__(self) -> object:
-        return note, ()
-
-
-def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(caplog):
-    pickled = pickle.dumps(Exploit())
+def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(caplog, tmp_path):
+    harm = tmp_path / "harm"
+    pickled = f"cposix\nsystem\n(S'touch {harm}'\ntR.".encode()
     with agents(2, 2, silence=600.0, interval=0.05) as job:
         nodes = [job.new(secret=b"0123456789abcdef") for _ in range(2)]
         meet(nodes)
@@ -507,7 +469,7 @@ def test_no_code_of_a_stranger_runs_and_no_record_of_one_is_believed(caplog):
         before = ranks(nodes)
         meet(nodes)
         assert ranks(nodes) == before
-    assert not UNPICKLED and (pickle.loads(pickled) or UNPICKLED)
+    assert not harm.exists() and pickle.loads(pickled) == 0 and harm.exists()
     assert "in the store of the rendezvous was refused: its version is" in caplog.text
 
 

@@ -267,6 +267,3 @@ def test_an_announcement_that_describes_no_directory_refuses_nobody():
         for entries in (*strange, [{"path": "/x", "mark": "0", "options": 1}]):
             records.announce_first(members[0].round.name, {"directories": entries})
             members.append(assert_joins(job, members))
-
-
-# --- agents of earlier versions, which know of no terms

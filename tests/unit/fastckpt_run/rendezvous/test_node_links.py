@@ -5,8 +5,7 @@ import time
 import pytest
 
 from fastckpt_run.rendezvous.membership import left_out_of
-from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, ended, in_thread, kill, meet, until
-from tests.unit.fastckpt_run.rendezvous.test_handler import by_rank
+from tests.unit.fastckpt_run.rendezvous.agents import PATIENCE, agents, by_rank, ended, in_thread, kill, meet, until
 from tests.unit.fastckpt_run.rendezvous.test_host_drain import addresses, end, hosts, on_hosts, waits_for_a_place
 
 __all__ = ["addresses"]

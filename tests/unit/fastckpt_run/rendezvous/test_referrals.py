@@ -11,7 +11,7 @@ from fastckpt_run.rendezvous import referrals
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.round_store import RoundStore
 from tests.support.ports import free_port
-from tests.unit.fastckpt_run.rendezvous.agents import Agents, agents, join, meet, ranks, until
+from tests.unit.fastckpt_run.rendezvous.agents import Agents, agents, join, meet, places, ranks, until
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 SECRET, OTHER = b"0123456789abcdef", b"fedcba9876543210"
@@ -49,13 +49,12 @@ class TwoStores:
         return HOSTS[number], self._ports[number]
 
 
-@pytest.mark.parametrize("first", [1])
-def test_a_newcomer_whose_names_are_stale_joins_the_running_job(caplog, first):
+def test_a_newcomer_whose_names_are_stale_joins_the_running_job(caplog):
     with agents(2, 3) as job:
         hosts = TwoStores(job)
-        nodes = [hosts.on(first), hosts.on(first)]
+        nodes = [hosts.on(1), hosts.on(1)]
         meet(nodes)
-        newcomer = hosts.on(1 - first, sees_other=False)
+        newcomer = hosts.on(0, sees_other=False)
         assert newcomer._endpoints.server is not None
         join(newcomer, nodes)
         assert newcomer._endpoints.server is None
@@ -142,16 +141,14 @@ def test_a_referral_without_signature_or_sense_is_passed_over():
 @pytest.mark.parametrize("parts", [True, False])
 def test_a_node_that_looks_for_an_agent_leaves_its_own_store_and_joins_the_round_of_that_one(parts):
     """Before it looks, or when it has found it."""
-    own, others = (f"127.0.0.1:{free_port()}" for _ in range(2))
     sought = replace(Process.current(), pid=1)
-    with agents(1, 2) as job:
-        job.endpoint = f"{own},{others}"
+    with agents(1, 2, endpoint=places(2)) as job:
         node = job.new()
         assert node._endpoints.server is not None and len(meet([node])) == 1
         meet([node])  # it has had more rounds than the others, which count for nothing
         assert not node.reach(sought, parts=parts), "nobody is there"
         assert (node._endpoints.server is None) == parts
-        job.endpoint = others
+        job.endpoint = job.endpoint.split(",")[1]
         other = job.new()
         other._me = other._me._replace(process=sought.to_record())
         meet([other])

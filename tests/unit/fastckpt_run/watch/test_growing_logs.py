@@ -67,32 +67,28 @@ def test_a_line_without_an_end_fills_no_memory_and_a_pipe_is_not_waited_for(log,
         log.grow()
 
 
+def ranks(count, beat, **fields):
+    told = {"step": 5, "named": 5, "loaded": -1, "phase": "", "restart_count": 0}
+    return [
+        {"local_rank": n, **told, "steps": n, "stalled": n / 10, "beat": BOOT + beat, **fields} for n in range(count)
+    ]
+
+
 def test_a_report_of_thinned_records_is_that_of_whole_ones():
     """Records in which ranks differ, and some are of the workers before."""
     story = Story(ranks=4).starts(0.5, 1.0, 1.5, 2.0).loads(2.5, 0.2)
-    told = {"step": 5, "named": 5, "loaded": -1, "phase": "", "restart_count": 0}
     for second in range(3, 9):
-        ranks = [
-            {"local_rank": n, **told, "steps": 4 * second + n, "stalled": n / 10, "beat": BOOT + second - (n == 3)}
-            for n in range(4)
-        ]
-        story.at(second, "progress", directory="/run", ranks=ranks, saves=second)
+        told = [*ranks(3, second, steps=4 * second), *ranks(1, second - 1, steps=4 * second + 3, stalled=0.3)]
+        story.at(second, "progress", directory="/run", ranks=told, saves=second)
     story.dies(9.0).stops(9.2).starts(9.3, 9.5, 9.6, 9.8).loads(10.0, 0.1, step=5)
-    old = {"local_rank": 3, **told, "steps": 99, "stalled": 9.0, "beat": BOOT + 8.5}
-    new = [
-        {"local_rank": n, **told, "restart_count": 1, "loaded": 5, "steps": n, "stalled": 0.1, "beat": BOOT + 10.5 + n}
-        for n in range(3)
-    ]
-    story.at(13.0, "progress", directory="/run", ranks=[*new, old], saves=10)
+    told = [*ranks(3, 10.5, restart_count=1, loaded=5), *ranks(1, 8.5, local_rank=3, steps=99, stalled=9.0)]
+    story.at(13.0, "progress", directory="/run", ranks=told, saves=10)
     events = story.finishes(14.0, 15.0).log.events
     thin = [thinned(event) for event in events]
     records = [event for event in thin if event["event"] == "progress"]
     assert [len(event["ranks"]) for event in records] == [1] * 6 + [2]
     assert report([Log(Path("log"), thin)]).lost == report([Log(Path("log"), events)]).lost
     assert report([Log(Path("log"), thin)]).steps == report([Log(Path("log"), events)]).steps
-
-
-# --- a job's logs
 
 
 def write(directory, number, host, pid, *lines):

@@ -14,22 +14,28 @@ from fastckpt_run.watch.http_server import HttpServer, Request, Response, parse_
 
 
 def echo(request: Request) -> Response:
-    return Response(request.query.get("say", "").encode() + request.body, headers={"X-Own": "1"})
+    return Response(request.query.get("say", "").encode() + request.body)
 
 
 def fail(request: Request) -> Response:
     raise ValueError("a fault of a page")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server():
     with closing(HttpServer("0", {("GET", "/echo"): echo, ("POST", "/echo"): echo, ("GET", "/fail"): fail})) as server:
         yield server
 
 
-def get(server, path, data=None):
-    with urllib.request.urlopen(server.url + path, data, timeout=10) as answer:
-        return answer.read(), answer.headers
+def get(server, path, data=None, **options):
+    """The body of an answer, or the code of an error, and the headers."""
+    try:
+        request = urllib.request.Request(server.url + path, data, **options)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.headers
 
 
 def test_an_address_is_a_port_or_a_host_and_a_port():
@@ -40,38 +46,23 @@ def test_an_address_is_a_port_or_a_host_and_a_port():
             parse_address(text)
 
 
-@contextmanager
-def refused(status):
-    with pytest.raises(urllib.error.HTTPError) as error:
-        yield error
-    error.value.close()
-    assert error.value.code == status
-
-
-def test_pages_that_do_not_exist_and_bodies_that_are_too_large_are_refused(server):
-    for path, data, status in (("/", None, 404), ("/echo", b"x" * (http_server.LARGEST_BODY + 1), 413)):
-        with refused(status):
-            get(server, path, data)
-
-
-def test_another_method_is_told_which_one_there_is_and_a_head_has_no_body(server):
-    with refused(405) as error:
-        get(server, "/fail", b"posted")
-    assert error.value.headers["Allow"] == "GET"
-    request = urllib.request.Request(server.url + "/echo?say=abc", method="HEAD")
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert (answer.read(), answer.headers["Content-Length"]) == (b"", "3")
-
-
-def test_a_page_that_fails_is_logged_once_and_the_others_are_served(server, caplog):
-    for _ in range(2):
-        with refused(500):
-            get(server, "/fail")
+def test_requests_are_answered_or_refused_by_their_code_and_a_page_that_fails_is_logged_once(server, caplog):
+    assert get(server, "/")[0] == 404
+    assert get(server, "/echo?say=1", b"x" * http_server.LARGEST_BODY)[0] == b"1" + b"x" * http_server.LARGEST_BODY
+    assert get(server, "/echo", b"x" * (http_server.LARGEST_BODY + 1))[0] == 413
+    code, headers = get(server, "/fail", b"posted")
+    assert (code, headers["Allow"]) == (405, "GET")
+    body, headers = get(server, "/echo?say=abc", method="HEAD")
+    assert (body, headers["Content-Length"]) == (b"", "3")
+    assert [get(server, "/fail")[0] for _ in range(2)] == [500, 500]
     assert caplog.text.count("ValueError: a fault of a page") == 1
-    assert get(server, "/echo?say=1")[0] == b"1"
-
-
-def test_a_port_that_is_taken_is_refused_by_name(server):
+    requests = {b"GET http://[ HTTP/1.0\r\n\r\n": b" 400 "}
+    for length in ("\u00b2", "9" * 5000, "-1", "x"):
+        requests[f"GET /echo HTTP/1.0\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")] = b" 413 "
+    for request, status in requests.items():
+        with socket.create_connection((server.host, server.port), timeout=10) as connection:
+            connection.sendall(request)
+            assert status in connection.recv(64)
     with pytest.raises(ConfigError, match=rf"metrics cannot be served at 127.0.0.1:{server.port}: .*give another port"):
         HttpServer(str(server.port), {})
 
@@ -88,16 +79,6 @@ def test_threads_that_cannot_be_started_keep_nobody_out_once_they_can(server, mo
     assert get(server, "/echo?say=1")[0] == b"1"
 
 
-def test_a_request_that_makes_no_sense_is_refused(server):
-    requests = {b"GET http://[ HTTP/1.0\r\n\r\n": b" 400 "}
-    for length in ("\u00b2", "9" * 5000, "-1", "x"):
-        requests[f"GET /echo HTTP/1.0\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")] = b" 413 "
-    for request, status in requests.items():
-        with socket.create_connection((server.host, server.port), timeout=10) as connection:
-            connection.sendall(request)
-            assert status in connection.recv(64)
-
-
 @contextmanager
 def slow_readers(server: HttpServer, sends: bytes):
     address = server.host, server.port
@@ -111,19 +92,16 @@ def slow_readers(server: HttpServer, sends: bytes):
             connection.close()
 
 
-def test_readers_that_never_end_their_requests_keep_nobody_out(server):
-    with slow_readers(server, b"GET /echo?say=never HTTP/1.0\r\nX: ") as slow:
-        for _ in range(2 * http_server.AT_ONCE):
-            assert get(server, "/echo?say=1")[0] == b"1"
-        assert slow[0].recv(1) == b""  # the slowest has made room
-
-
-def test_readers_that_never_take_their_answers_keep_nobody_out(server):
+def test_readers_that_never_end_their_requests_or_never_take_their_answers_keep_nobody_out(server):
     server._server.pages["GET", "/large"] = lambda request: Response(bytes(1 << 24))
-    with slow_readers(server, b"GET /large HTTP/1.0\r\n\r\n") as slow:
-        assert [connection.recv(4) for connection in slow] == [b"HTTP"] * len(slow)
-        for _ in range(2 * http_server.AT_ONCE):
-            assert get(server, "/echo?say=1")[0] == b"1"
+    for sends in (b"GET /echo?say=never HTTP/1.0\r\nX: ", b"GET /large HTTP/1.0\r\n\r\n"):
+        with slow_readers(server, sends) as slow:
+            if b"large" in sends:
+                assert [connection.recv(4) for connection in slow] == [b"HTTP"] * len(slow)
+            for _ in range(2 * http_server.AT_ONCE):
+                assert get(server, "/echo?say=1")[0] == b"1"
+            if b"never" in sends:
+                assert slow[0].recv(1) == b""  # the slowest has made room
 
 
 def test_a_reader_that_sends_byte_by_byte_is_closed_after_its_time(server, monkeypatch):

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,24 +120,17 @@ def test_a_node_that_does_not_answer_is_shown_as_such_and_another_one_has_nothin
     assert code == 421 and "node 0, which does not answer" in text
 
 
-class Links:
-    def unheard(self):
-        return [(1, 2)]
-
-    def awaited(self):
-        return "2 of 3 nodes have come to host0:29400, waiting for host2"
-
-
 def test_who_hears_whom_and_for_which_hosts_a_job_waits_is_shown(own_nodes):
     """On the page and by `fastckpt top`, which also reads what agents of older versions say."""
-    own_nodes.pages[0]._views._links = Links()
+    waits = "2 of 3 nodes have come to host0:29400, waiting for host2"
+    own_nodes.pages[0]._views._links = SimpleNamespace(unheard=lambda: [(1, 2)], awaited=lambda: waits)
     found = own_nodes.status()
-    assert found["links"] == {"unheard": [[1, 2]], "awaited": Links().awaited()}
+    assert found["links"] == {"unheard": [[1, 2]], "awaited": waits}
     told = "node 1 host1 does not hear node 2 host2, which answers others"
     page = own_nodes.ask(0, "/")[1]
-    assert Links().awaited() in page and told in page and '<span class="trouble">no</span>' in page
+    assert waits in page and told in page and '<span class="trouble">no</span>' in page
     shown = list(top_text.blocks(found))
-    assert Links().awaited() in shown and told in shown
+    assert waits in shown and told in shown
     (matrix,) = (each for each in shown if not isinstance(each, str) and each.columns[0] == "HEARS")
     assert matrix.columns == ["HEARS", "0", "1", "2"]
     assert matrix.rows == [["0 host0", "", "yes", "yes"], ["1 host1", "yes", "", "no"], ["2 host2", "yes", "yes", ""]]
@@ -174,39 +168,41 @@ def test_actions_without_the_right_token_are_refused_counted_and_logged_once(nod
         assert code == 200 and nodes.pages[0].token not in text + str(headers), "who reads needs no token and gets none"
 
 
-@pytest.mark.parametrize(
-    ("host", "code"),
-    [("localhost", 200), ("[::1]:80", 200), ("evil.example:9400", 403), ("10.0.0.1", 403)],
-)
-def test_a_page_for_this_machine_alone_answers_to_its_names_alone(nodes, host, code):
-    assert nodes.ask(0, "/", Host=host)[0] == nodes.ask(0, "/status.json", Host=host)[0] == code
-    assert nodes.ask(0, "/flush", nodes.pages[0].token, Host=host)[0] == code
+def test_a_page_for_this_machine_alone_answers_to_its_names_alone(nodes):
+    for host, code in {"localhost": 200, "[::1]:80": 200, "evil.example:9400": 403, "10.0.0.1": 403}.items():
+        assert nodes.ask(0, "/", Host=host)[0] == nodes.ask(0, "/status.json", Host=host)[0] == code
+        assert nodes.ask(0, "/flush", nodes.pages[0].token, Host=host)[0] == code
 
 
-@pytest.mark.parametrize(
-    ("held", "outcomes", "why"),
-    [
-        ([[5, 10], [10, 15], [5, 10, 15]], ["begun"] * 3, ""),
-        ([[5], [10], [15]], [], "no save is whole on all nodes yet"),
-        ([[], [], []], [], "nothing is in memory yet"),
-        ([[5], [5], [5]], ["begun", "begun", "gone"], "each save was overwritten"),
-        ([[5], [5], None], [], "node 2 does not answer"),
-    ],
-)
-def test_a_flush_takes_the_newest_save_that_all_nodes_have_or_says_what_is_not_there(own_nodes, held, outcomes, why):
-    """Each node's own newest would be another one, of which no checkpoint would become whole."""
+def flushed(served, held, outcomes):
+    """The answer to a flush, where nodes hold saves of some steps; and what each was asked for."""
     asked = []
-    for rank, (saver, steps) in enumerate(zip(own_nodes.agents.savers, held, strict=True)):
+    for rank, (saver, steps) in enumerate(zip(served.agents.savers, held, strict=True)):
         if steps is None:
             saver._peers.close()
         saver.in_memory = lambda steps=steps: {"/run": [(1, step) for step in steps]}
         saver.persist = lambda where, save, rank=rank: asked.append((rank, where, tuple(save))) or outcomes[rank]
-    (one,) = json.loads(own_nodes.ask(0, "/flush", own_nodes.pages[0].token)[1])["directories"].values()
-    if why:
-        assert one["outcome"] == "nothing" and why in one["why"]
-    else:
-        assert one == {"step": 10, "history": 1, "outcome": "begun"}
-        assert sorted(asked) == [(rank, "/run", (1, 10)) for rank in range(3)]
+    (one,) = json.loads(served.ask(0, "/flush", served.pages[0].token)[1])["directories"].values()
+    return one, sorted(asked)
+
+
+FLUSHES = [
+    ([[5, 10], [10, 15], [5, 10, 15]], ["begun"] * 3, ""),
+    ([[5], [10], [15]], [], "no save is whole on all nodes yet"),
+    ([[], [], []], [], "nothing is in memory yet"),
+    ([[5], [5], [5]], ["begun", "begun", "gone"], "each save was overwritten"),
+    ([[5], [5], None], [], "node 2 does not answer"),
+]
+
+
+def test_a_flush_takes_the_newest_save_that_all_nodes_have_or_says_what_is_not_there(own_nodes):
+    """Each node's own newest would be another one, of which no checkpoint would become whole."""
+    for held, outcomes, why in FLUSHES:
+        one, asked = flushed(own_nodes, held, outcomes)
+        assert why in one.get("why", "") and (one["outcome"] == "nothing") == bool(why)
+        if not why:
+            assert one == {"step": 10, "history": 1, "outcome": "begun"}
+            assert asked == [(rank, "/run", (1, 10)) for rank in range(3)]
 
 
 def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, monkeypatch):
@@ -229,6 +225,8 @@ def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, m
 
 
 class Tags(HTMLParser):
+    """The tags of a page, and whatever listens for events."""
+
     def __init__(self, text):
         super().__init__()
         self.found, self.on = [], []
@@ -281,9 +279,6 @@ def test_the_policy_allows_the_script_and_the_style_of_the_page_alone_which_has_
     assert re.findall(r'data-part="(\w+)"', text) == list(live_view.ORDER)
 
 
-# --- drains: tests/nodes/test_drained_hosts.py has those of real jobs
-
-
 def test_a_drain_that_is_refused_says_why(nodes):
     for body, why in {
         **dict.fromkeys((b"", b"\xff", b"[" * 50_000, b'["host1"]', b'{"host": 7}', b'{"host": ""}'), "names no host"),
@@ -293,9 +288,6 @@ def test_a_drain_that_is_refused_says_why(nodes):
         code, text, _ = nodes.ask(0, "/drain", nodes.pages[0].token, body)
         found = json.loads(text)
         assert code == 200 and found["outcome"] == "refused" and why in found["why"]
-
-
-# --- the view
 
 
 def test_a_log_that_grows_counts_up_to_its_last_record_and_one_that_has_ended_to_its_end():

@@ -1,7 +1,6 @@
 """Curves for TensorBoard on disks that fail: nobody waits, and what can be written is read by its own reader."""
 
 import logging
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.watch import tensorboard_runs
 from fastckpt_run.watch.metric_values import MetricValues
 from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns
-
-DEADLINE = 60.0
+from tests.faults.test_disk import leave, mounted, unmount
+from tests.unit.fastckpt_run.waits import DEADLINE, until
 
 
 def values(step: int) -> MetricValues:
@@ -31,15 +30,6 @@ def points(run: Path) -> list[tuple[int, float]]:
     return [(point.step, point.value) for point in scalars]
 
 
-def until(condition) -> None:
-    wait = threading.Event()
-    for _ in range(int(DEADLINE / 0.05)):
-        if condition():
-            return
-        wait.wait(0.05)
-    pytest.fail("it did not come true")
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch) -> None:
     monkeypatch.setattr(tensorboard_runs, "PAUSE", 0.05)
@@ -48,14 +38,9 @@ def impatient(monkeypatch) -> None:
 
 @pytest.fixture
 def disk(tmp_path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=512k", "tmpfs")
     yield path
-    subprocess.run(["umount", str(path)], check=True)
+    unmount(path)
 
 
 def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(disk, caplog, capfd):
@@ -64,10 +49,7 @@ def test_on_a_full_disk_points_are_lost_and_curves_go_on_when_there_is_space(dis
     runs.put(10, 0, values(10), now=True)
     until(lambda: any(points(run) == [(10, 10)] for run in (disk / "runs").glob("*/start0")))
     [run] = (disk / "runs").glob("*/start0")
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        while True:
-            file.write(bytes(4096))
+    ballast = leave(disk, 0)
     with caplog.at_level(logging.WARNING, "fastckpt.launcher"):
         for step in range(20, 40):
             runs.put(step, 0, values(step), now=True)  # returns at once
