@@ -1,4 +1,4 @@
-"""Load damaged images, in a process of its own: ``images.py <good image> <folder> <examples>``.
+"""Load damaged images, in a process of its own: ``images.py <folder> <examples> <good image>...``.
 
 Prints how many were loaded, and how many refused by which error. Any other end is a defect: the image that was
 loaded last is in the folder as ``last.pt``.
@@ -117,10 +117,8 @@ def crafted(mark: Path) -> dict[str, bytes]:
     }
 
 
-def main() -> None:
-    good, folder, examples = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3])
-    warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+def damaged_alike(good: bytes, folder: Path, examples: int) -> Counter[str]:
+    """Outcomes of an image that is damaged in so many ways, and of as many with one bit flipped."""
     parts = members(good)
     text = next(data for name, data in parts.items() if name.endswith("data.pkl"))
     found: Counter[str] = Counter()
@@ -137,6 +135,14 @@ def main() -> None:
         i = single.randrange(len(good))
         flipped = good[:i] + bytes([good[i] ^ 1 << single.randrange(8)]) + good[i + 1 :]
         found[outcome(flipped, folder)] += 1
+    return found
+
+
+def main() -> None:
+    folder, examples = Path(sys.argv[1]), int(sys.argv[2])
+    warnings.simplefilter("ignore")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    found = [damaged_alike(Path(good).read_bytes(), folder, examples) for good in sys.argv[3:]]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     mark = folder / "mark"
     small = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Arbitrary files in place of manifests: a manifest, or BadCheckpoint."""
+"""Arbitrary files in place of manifests and of a slot's records: what was written, or a refusal."""
 
 import json
 from contextlib import suppress
@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.format.manifest import MODEL, FileEntry, Manifest, _digest
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt.errors import BadCheckpoint
 from tests.fuzz.mutations import DEPTHS, PIECES, mutated, mutations
 
@@ -62,6 +64,28 @@ def test_manifests_with_invalid_values_and_right_digests_are_refused(manifest, d
     except BadCheckpoint:
         return  # it is no JSON
     check(text)
+
+
+@pytest.fixture(scope="module")
+def slot(tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
+    """A slot with a checkpoint, and its records."""
+    slot = tmp_path_factory.mktemp("arena") / "slot-0"
+    slot.mkdir()
+    slots.begin(slot, SlotBegin(SaveId(1, 7), frozenset({0})))
+    slots.commit(slot, 0, SlotDone(SaveId(1, 7), {MODEL: 5}, {"metrics": {"loss": 0.5}}))
+    good = {name: json.dumps(json.loads((slot / name).read_text())).encode() for name in (".begin", ".done-0")}
+    return slot, good
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([".begin", ".done-0"]), mutations(PIECES))
+def test_a_slot_whose_records_are_damaged_holds_a_checkpoint_or_none(slot, name, changes):
+    place, good = slot
+    for each, text in good.items():
+        (place / each).write_bytes(mutated(text, changes) if each == name else text)
+    found = slots.read(place)
+    if found.committed:
+        assert all(type(size) is int for size in found.files.values()) and isinstance(found.details, dict)
 
 
 def test_times_beyond_all_clocks_are_refused():

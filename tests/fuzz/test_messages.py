@@ -6,6 +6,7 @@ import secrets
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from fastckpt._core.ipc import channel
 from fastckpt._core.ipc import messages as m
+from fastckpt._core.policy.retention import from_json
 from fastckpt.errors import AgentLost, ProtocolError
 from tests.fuzz.mutations import DEPTHS, PIECES, mutated, mutations
 
@@ -45,6 +47,9 @@ def decoded(data: bytes) -> m.Message | None:
 def test_damaged_messages_are_understood_or_protocol_errors(message, changes):
     found = decoded(mutated(channel.encode(message), changes))
     assert found is None or (type(found) in KINDS and channel.decode(channel.encode(found)) == found)
+    if isinstance(found, m.Hello):
+        with suppress(ProtocolError):
+            from_json(found.policy)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
@@ -86,40 +91,27 @@ def test_the_saver_survives_a_stream_of_any_bytes(data, changes, damaged):
     assert all(type(message) in KINDS for message in found)
 
 
-class Liar:
-    """Somebody else at a saver's address: answers each question with the next of these bytes, then hangs up."""
-
-    def __init__(self) -> None:
-        self.address = f"@fastckpt-test-{secrets.token_hex(8)}"
-        self.says = b""
-        self._listener = channel.bind(self.address)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(self.says)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(60)
-        self._listener.close()
-
-
 def test_a_client_survives_any_answers_of_the_saver():
-    liar = Liar()
+    """Somebody else is at its address, answers each question with some bytes, and hangs up."""
+    address, says = f"@fastckpt-test-{secrets.token_hex(8)}", [b""]
+    listener = channel.bind(address)
+
+    def lie() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(says[0])
+
+    liar = threading.Thread(target=lie, daemon=True)
+    liar.start()
 
     @settings(max_examples=100, deadline=None)
     @given(st.sampled_from(GOOD).map(channel.pack), mutations([b"\0", b"\xff\xff", *PIECES]), st.booleans())
     def asks(good: bytes, changes: list, damaged: bool) -> None:
-        liar.says = mutated(good, changes) if damaged else good
-        asker = channel.Channel(liar.address, 60)
+        says[0] = mutated(good, changes) if damaged else good
+        asker = channel.Channel(address, 60)
         try:
             assert type(asker.ask(m.Ask())) in KINDS
         except (AgentLost, ProtocolError):
@@ -129,11 +121,13 @@ def test_a_client_survives_any_answers_of_the_saver():
 
     try:
         asks()
-        liar.says = struct.pack("<I", 2**32 - 1) + b"x" * 100
-        asker = channel.Channel(liar.address, 60)
+        says[0] = struct.pack("<I", 2**32 - 1) + b"x" * 100
+        asker = channel.Channel(address, 60)
         with pytest.raises(ProtocolError, match="4294967295 bytes is longer"):
             asker.ask(m.Ask())
         with pytest.raises(AgentLost):
             asker.ask(m.Ask())
     finally:
-        liar.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        liar.join(60)
+        listener.close()

@@ -40,14 +40,6 @@ def read(data: bytes) -> dict[str, list[Any]]:
     return read
 
 
-def check(data: bytes) -> None:
-    """Refused by the name of the file, or there to its last element, and no more than the file has."""
-    try:
-        read(data)
-    except BadCheckpoint as error:
-        assert NAME in str(error)
-
-
 def packed(header: bytes | dict[str, Any] | list[Any], data: bytes = bytes(8), length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
@@ -65,14 +57,11 @@ def two(*offsets: list[int], data: int = 8) -> bytes:
 TWICE = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"w":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}'
 LIES = {
     "an empty file": b"",
-    "a length alone": bytes(8),
     "a header longer than the file": packed({}, b"", 1000),
     "a header of 2**64 - 1 bytes": packed({}, b"", 2**64 - 1),
-    "a header of 99 MB": packed({}, b"", 99_000_000),
     "dicts in 100,000 levels": packed(b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
     "metadata in 100,000 levels": packed(b'{"__metadata__":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", b""),
     "metadata that are none": packed({"__metadata__": [1]}, b""),
-    "metadata that are no texts": packed({"__metadata__": {"a": 5}}, b""),
     "a list": packed([1]),
     "a name twice": packed(TWICE),
     "a field twice": packed(b'{"w":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}'),
@@ -80,7 +69,6 @@ LIES = {
     "half of a character": packed(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'),
     "a tensor that is none": packed({"w": 5}),
     "a dtype that is unknown": w(dtype="F128"),
-    "a shape of another kind": w(shape="ab"),
     "a shape that is true": w(shape=[True, 2]),
     "a shape of 5,000 digits": packed(b'{"w":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,8]}}'),
     "sizes whose product takes long": w(shape=[10**4200] * 64),
@@ -89,7 +77,6 @@ LIES = {
     "a shape with a negative size": w(shape=[-1, -2]),
     "a shape of 100,000 dimensions": w(shape=[2, *[1] * 100_000]),
     "offsets of another kind": w(data_offsets=["0", "8"]),
-    "three offsets": w(data_offsets=[0, 8, 8]),
     "an offset that ends before it begins": w(data_offsets=[8, 0]),
     "an offset behind the end": w(data_offsets=[8, 16]),
     "tensors that overlap in part": two([0, 4], [2, 6]),
@@ -120,7 +107,10 @@ def test_files_of_the_library_are_read():
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(GOOD), mutations([*PIECES, *FIELDS]))
 def test_damaged_files_are_refused_or_read(good, changes):
-    check(mutated(good, changes))
+    try:
+        read(mutated(good, changes))
+    except BadCheckpoint as error:
+        assert NAME in str(error)
 
 
 def test_a_lie_ends_no_command(fastckpt: Fastckpt, tmp_path: Path):

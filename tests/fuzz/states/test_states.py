@@ -10,7 +10,7 @@ from tests.faults.jobs import Job
 
 PROGRAM = {"program": str(Path(__file__).with_name("saved_states.py")), "FASTCKPT_PRELOAD": "auto"}
 COUNT = int(os.environ.get("FASTCKPT_FUZZ_STATES", "300"))
-FEW = 25
+FEW = 15
 
 
 @pytest.mark.parametrize(
