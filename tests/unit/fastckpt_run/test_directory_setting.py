@@ -8,14 +8,21 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.proof.directory_setting import DirectorySetting, find_setting
 from fastckpt_run.script_analysis import Script
 
-ARGPARSE = "p.add_argument('--out-dir', dest='where'); p.add_argument('--lr'); a = p.parse_args()\n"
-FOUND = (
-    "DdpCheckpointer(a.where)",
-    "x = Path(a.where) / 'ckpt'\nDdpCheckpointer(str(x))",
-    "Checkpointer(model, opt, checkpoint_dir=a.where)",
-    "DdpCheckpointer('/fixed' if a.lr else a.where)",
-    "StorageWriter(f'{a.where}/x')",
-)
+NAMED = "p.add_argument('--out-dir', dest='where'); p.add_argument('--lr'); a = p.parse_args()\n"
+PLACED = "p.add_argument('data'); p.add_argument('--lr'); p.add_argument('out'); a = p.parse_args()\n"
+ARGUMENT, VARIABLE, SECOND = DirectorySetting("--out-dir"), DirectorySetting(variable="RUN"), DirectorySetting("2")
+FOUND = {
+    f"{NAMED}DdpCheckpointer(a.where)": ARGUMENT,
+    f"{NAMED}x = Path(a.where) / 'ckpt'\nDdpCheckpointer(str(x))": ARGUMENT,
+    f"{NAMED}Checkpointer(model, opt, checkpoint_dir=a.where)": ARGUMENT,
+    f"{NAMED}DdpCheckpointer('/fixed' if a.lr else a.where)": ARGUMENT,
+    f"{NAMED}StorageWriter(f'{{a.where}}/x')": ARGUMENT,
+    "where = os.environ['RUN']\nDdpCheckpointer(where)": VARIABLE,
+    "where = os.environ.get('RUN', 'x')\nDdpCheckpointer(where)": VARIABLE,
+    "where = Path(getenv('RUN')) / 'a'\nDdpCheckpointer(where)": VARIABLE,
+    "DdpCheckpointer(sys.argv[2])": SECOND,
+    f"{PLACED}DdpCheckpointer(a.out)": SECOND,
+}
 DIRECTORY = "/runs/new"
 
 
@@ -23,23 +30,10 @@ def setting(source: str) -> DirectorySetting:
     return find_setting(Script(tree=ast.parse(source)), "train.py")
 
 
-@pytest.mark.parametrize("source", FOUND)
-def test_an_argument_that_reaches_the_checkpointer_is_found(source):
-    found = setting(ARGPARSE + source)
-    assert found == DirectorySetting(argument="--out-dir") and str(found) == "the argument --out-dir"
-
-
-@pytest.mark.parametrize("source", ["os.environ['RUN']", "os.environ.get('RUN', 'x')", "Path(getenv('RUN')) / 'a'"])
-def test_a_variable_that_reaches_the_checkpointer_is_found(source):
-    found = setting(f"where = {source}\nDdpCheckpointer(where)")
-    assert found == DirectorySetting(variable="RUN") and found.environment(DIRECTORY) == {"RUN": DIRECTORY}
-    assert found.arguments(["--a"], DIRECTORY) == ["--a"] and DirectorySetting("--x").environment(DIRECTORY) == {}
-
-
-def test_a_positional_argument_is_found_by_its_place():
-    assert setting("DdpCheckpointer(sys.argv[2])") == DirectorySetting(argument="2")
-    source = "p.add_argument('data'); p.add_argument('--lr'); p.add_argument('out'); a = p.parse_args()\n"
-    assert setting(source + "DdpCheckpointer(a.out)") == DirectorySetting(argument="2")
+def test_an_argument_or_variable_that_reaches_the_checkpointer_is_found():
+    assert {source: setting(source) for source in FOUND} == FOUND
+    assert str(ARGUMENT) == "the argument --out-dir" and ARGUMENT.environment(DIRECTORY) == {}
+    assert VARIABLE.environment(DIRECTORY) == {"RUN": DIRECTORY} and VARIABLE.arguments(["--a"], DIRECTORY) == ["--a"]
 
 
 @pytest.mark.parametrize(

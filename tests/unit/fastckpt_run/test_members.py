@@ -39,8 +39,7 @@ def stores(count: int) -> list[Any]:
     return [first, *(dist.TCPStore("127.0.0.1", first.port) for _ in range(1, count))]
 
 
-@pytest.mark.parametrize("count", [8])
-def test_all_agents_get_one_list(count):
+def test_all_agents_get_one_list(count=8):
     results = meet(stores(count), [member(number) for number in range(count)])
     assert results == [results[0]] * count
     assert [each.id for each in results[0]] == [f"agent-{number}" for number in range(count)]
@@ -54,16 +53,13 @@ def test_the_first_agent_draws_one_secret_for_all():
     assert drawn_secret(opened[0], 0) == drawn[0]
 
 
-@pytest.mark.parametrize(
-    ("unlike", "why"),
-    [
+def test_agents_of_unlike_versions_or_copies_refuse_each_other_by_name():
+    for unlike, why in (
         ({"version": "0.0.1"}, "host-1 has 0.0.1"),
         ({"replicas": "xor:4"}, "--fast-replicas is 0 on host-0 and xor:4 on host-1: give all nodes the same"),
-    ],
-)
-def test_agents_of_unlike_versions_or_copies_refuse_each_other_by_name(unlike, why):
-    results = meet(stores(2), [member(0), replace(member(1), **unlike)])
-    assert all(isinstance(each, str) and why in each for each in results)
+    ):
+        results = meet(stores(2), [member(0), replace(member(1), **unlike)])
+        assert all(isinstance(each, str) and why in each for each in results)
 
 
 def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path, monkeypatch):
@@ -105,20 +101,17 @@ def test_a_list_of_an_earlier_round_is_not_taken_for_this_one():
     assert all([each.id for each in found] == ["agent-0", "agent-2"] for found in results)
 
 
-@pytest.mark.parametrize(
-    ("given", "slots"),
-    [
+def test_agents_that_share_memory_have_slots_of_their_own():
+    for given, slots in (
         ([("a", -1), ("b", -1)], [0, 0]),  # hosts of their own
         ([("a", -1), ("a", -1), ("b", -1)], [0, 1, 0]),
         ([("a", -1), ("a", 0)], [1, 0]),  # who has one keeps it, whatever its rank
         ([("a", 1), ("a", -1)], [1, 0]),
         ([("a", 0), ("a", 0)], [0, 1]),  # two jobs have become one
         ([("a", 5), ("a", -1), ("a", -1)], [5, 0, 1]),
-    ],
-)
-def test_agents_that_share_memory_have_slots_of_their_own(given, slots):
-    members = [member(number, memory, slot) for number, (memory, slot) in enumerate(given)]
-    assert [each.slot for each in with_slots(members)] == slots
+    ):
+        members = [member(number, memory, slot) for number, (memory, slot) in enumerate(given)]
+        assert [each.slot for each in with_slots(members)] == slots
 
 
 def test_a_host_is_reached_by_the_interface_that_leads_to_the_first_and_an_agent_alone_needs_no_store():

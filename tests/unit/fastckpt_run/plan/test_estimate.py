@@ -26,29 +26,26 @@ PROFILE = SavedProfile(Profile(0.4, 0.01, 0.3, slowdown=0.04, copy_slowdown=0.00
 SEEN = Observed(free=1 << 40, total=1 << 40)
 
 
-@pytest.mark.parametrize(
-    ("options", "nodes_of_logs", "shape"),
-    [
-        ({}, None, (1, 6)),
-        ({}, 3, (3, 2)),
-        ({}, 4, (1, 6)),  # nodes that came and went: 6 ranks were never on 4
-        ({"nodes": 2}, 3, (2, 3)),
-        ({"ranks_per_node": 2}, None, (3, 2)),
-        ({"world_size": 8}, 3, (1, 8)),
-        ({"world_size": 8, "nodes": 2}, None, (2, 4)),
-        ({"nodes": 2, "ranks_per_node": 8}, None, (2, 8)),
-    ],
-)
-def test_the_shape_of_a_job_is_that_of_options_then_logs(options, nodes_of_logs, shape):
-    found = estimate(SIZES, replace(SEEN, nodes=nodes_of_logs), PlanOptions(**options))
-    assert (found.shape.nodes, found.shape.ranks_per_node) == shape
-    assert found.node.images == (100 + shape[1]) * MB
+SHAPES = [
+    ({}, None, (1, 6)),
+    ({}, 3, (3, 2)),
+    ({}, 4, (1, 6)),  # nodes that came and went: 6 ranks were never on 4
+    ({"nodes": 2}, 3, (2, 3)),
+    ({"ranks_per_node": 2}, None, (3, 2)),
+    ({"world_size": 8}, 3, (1, 8)),
+    ({"world_size": 8, "nodes": 2}, None, (2, 4)),
+    ({"nodes": 2, "ranks_per_node": 8}, None, (2, 8)),
+]
 
 
-@pytest.mark.parametrize("options", [{"nodes": 4}, {"nodes": 2, "ranks_per_node": 2, "world_size": 6}])
-def test_shapes_that_are_not_a_product_are_refused(options):
-    with pytest.raises(ConfigError, match="do not go together"):
-        estimate(SIZES, SEEN, PlanOptions(**options))
+def test_the_shape_of_a_job_is_that_of_options_then_logs_and_a_product():
+    for options, nodes_of_logs, shape in SHAPES:
+        found = estimate(SIZES, replace(SEEN, nodes=nodes_of_logs), PlanOptions(**options))
+        assert (found.shape.nodes, found.shape.ranks_per_node) == shape, options
+        assert found.node.images == (100 + shape[1]) * MB
+    for options in ({"nodes": 4}, {"nodes": 2, "ranks_per_node": 2, "world_size": 6}):
+        with pytest.raises(ConfigError, match="do not go together"):
+            estimate(SIZES, SEEN, PlanOptions(**options))
 
 
 def test_logs_count_before_the_profile_and_options_before_both():

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core import metrics
 from fastckpt._core.memory.telemetry import PLACES, StepWindow, TelemetryBlock, telemetry_name, unlink
 from fastckpt.errors import ProtocolError
 from fastckpt_run.stragglers.straggler_judge import StragglerJudge
@@ -28,7 +27,7 @@ class Node:
     """An agent with two workers, whose lines the test writes; and their saver."""
 
     def __init__(self, number: int, folder: Path, agents: Agents, stack: contextlib.ExitStack) -> None:
-        self.number, self.channel = number, agents.channels[number]
+        self.number, self.channel, self.meet = number, agents.channels[number], agents.meet
         self.block = TelemetryBlock(telemetry_name(folder / str(number)), 2)
         stack.callback(unlink, self.block.name)
         stack.callback(self.block.close)
@@ -55,27 +54,14 @@ class Node:
 
 
 @pytest.fixture
-def agents() -> Iterator[Agents]:
+def nodes(tmp_path) -> Iterator[list[Node]]:
     with contextlib.ExitStack() as stack:
-        yield Agents(2, stack)
-
-
-@pytest.fixture
-def nodes(agents, tmp_path) -> Iterator[list[Node]]:
-    with contextlib.ExitStack() as stack:
+        agents = Agents(2, stack)
         nodes = [Node(number, tmp_path, agents, stack) for number in range(2)]
         agents.meet()
         for node in nodes:
             node.start()
         yield nodes
-
-
-@pytest.fixture
-def events() -> Iterator[list[dict[str, Any]]]:
-    found: list[dict[str, Any]] = []
-    metrics.listen(found.append)
-    yield found
-    metrics.unlisten(found.append)
 
 
 def look(nodes: list[Node]) -> None:
@@ -126,14 +112,14 @@ def test_windows_are_sent_once_and_again_if_the_first_node_did_not_answer(nodes,
     assert sent == [[2, 3], [2, 3, 4]], "the first window is none to compare"
 
 
-def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(agents, nodes, events):
+def test_what_a_node_sends_of_workers_before_the_last_start_is_discarded(nodes, events):
     nodes[0].train(range(1, 6))
     nodes[1].train(range(1, 6), CALM, SLOW)
     nodes[0].watch.look()
     nodes[1].train(range(6, 7), CALM, SLOW)
     nodes[1].watch.look()
     assert [each[0] for each in verdicts(events)] == [3]
-    agents.meet()
+    nodes[0].meet()
     nodes[0].start()
     nodes[0].train(range(1, 12))
     nodes[0].watch.look()
