@@ -18,7 +18,7 @@ HOUR = pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param([24, *range(1000, 1006)], id="7"),
+        pytest.param([24, 1004, 1006], id="3"),
         pytest.param([*range(200)], id="200", marks=[pytest.mark.campaign, HOUR]),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from fastckpt.errors import ConfigError
 from fastckpt_run.watch import http_server
 from fastckpt_run.watch.http_server import HttpServer, Request, Response, parse_address
+from tests.unit.fastckpt_run.waits import until
 
 
 def echo(request: Request) -> Response:
@@ -116,8 +117,8 @@ def test_a_page_that_is_being_made_is_not_given_up_for_a_newcomer(server):
     goes_on = threading.Event()
     server._server.pages["GET", "/slow"] = lambda request: Response(b"made" if goes_on.wait(60) else b"")
     with slow_readers(server, b"GET /slow HTTP/1.0\r\n\r\n") as readers:
-        while sum(not each.is_awaited for each in [*server._server.readers.values()]) < http_server.AT_ONCE:
-            threading.Event().wait(0.01)
+        made = server._server.readers
+        until(lambda: sum(not each.is_awaited for each in [*made.values()]) == http_server.AT_ONCE)
         with socket.create_connection((server.host, server.port), timeout=10) as refused:
             assert refused.recv(1) == b""
         goes_on.set()

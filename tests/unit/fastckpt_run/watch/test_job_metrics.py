@@ -1,7 +1,8 @@
 """Metrics of a job from events, telemetry and the saver's counts: tables of what was seen and what is shown."""
 
 import time
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,37 +10,22 @@ from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.slots import Skip, SkipKind
-from fastckpt._core.saver.server import Saver
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt_run.watch.job_metrics import JobMetrics
 
 RUN = "/run"
 
 
-class Counted:
-    """Reports of a saver."""
-
-    def __init__(self, **stats: Any) -> None:
-        self.stats = [SaverStats(RUN, **stats)]
-        self.ranks = {RUN: [Telemetry(), Telemetry()]}
-        self.values: dict[int, tuple[int, dict[str, float]]] = {}
-
-    def report(self) -> list[SaverStats]:
-        return self.stats
-
-    def telemetry(self) -> dict[str, list[Telemetry]]:
-        return self.ranks
-
-    def logged(self) -> dict[int, tuple[int, dict[str, float]]]:
-        return self.values
-
-
 class Watched:
-    """A job of two local ranks that are ranks 4 and 5, on the node ``node``."""
+    """A job of two local ranks that are ranks 4 and 5, on the node ``node``, with a saver that reports ``stats``."""
 
-    def __init__(self, saver: Counted, node: int = 0) -> None:
-        self.saver = saver
-        self.metrics = JobMetrics(cast("Saver", saver), lambda: {0: 4, 1: 5})
+    def __init__(self, node: int = 0, **stats: Any) -> None:
+        self.stats = SaverStats(RUN, **stats)
+        self.ranks, self.values = [Telemetry(), Telemetry()], dict[int, tuple[int, dict[str, float]]]()
+        saver: Any = SimpleNamespace(
+            report=lambda: [self.stats], telemetry=lambda: {RUN: self.ranks}, logged=lambda: self.values
+        )
+        self.metrics = JobMetrics(saver, lambda: {0: 4, 1: 5})
         self.happens("job_started", max_restarts=3)
         self.happens("rendezvous", node=node, nodes=2, world_size=8)
         self.happens("workers_started", pids={0: 10, 1: 11})
@@ -56,7 +42,7 @@ class Watched:
         last = Telemetry(
             step=max(saved, loaded), loaded=loaded, steps=step - base, named=max(saved - base, 0), beat=now, pid=pid
         )
-        self.saver.ranks[RUN] = [last, last]
+        self.ranks = [last, last]
         self.metrics.collect()
 
     def found(self) -> dict[str, float]:
@@ -68,32 +54,29 @@ class Watched:
         return {tier: found[key] for tier, key in keys.items() if key in found}
 
 
-@pytest.mark.parametrize(
-    ("stats", "loaded", "step", "newest", "unsaved"),
-    [
-        pytest.param({}, None, 12, {}, {"memory": 12, "storage": 12}, id="no checkpoint"),
-        pytest.param(
-            {"durable": SaveId(1, 20)}, (35, "memory"), 36, {"memory": 35, "storage": 20},
-            {"memory": 1, "storage": 16}, id="memory that a launch adopted counts until its first save",
-        ),
-        pytest.param(
-            {"saved": SaveId(1, 50), "durable": SaveId(1, 40)}, (40, "storage"), 45, {"memory": 40, "storage": 40},
-            {"memory": 5, "storage": 5}, id="step 50 was in memory and bad: the job went on from 40",
-        ),
-    ],
-)  # fmt: skip
-def test_a_loss_costs_the_steps_since_the_newest_checkpoint_that_counts(stats, loaded, step, newest, unsaved):
-    job, place = Watched(Counted(**stats)), {"directory": RUN, "local_rank": 0, "seconds": 0.1}
-    if loaded is None:
+ADOPTED, BAD = {"durable": SaveId(1, 20)}, {"saved": SaveId(1, 50), "durable": SaveId(1, 40)}
+LOSSES = {
+    "no checkpoint": ({}, -1, "", 12, {}, (12, 12)),
+    "memory that a launch adopted": (ADOPTED, 35, "memory", 36, {"memory": 35, "storage": 20}, (1, 16)),
+    "step 50 was in memory and bad": (BAD, 40, "storage", 45, {"memory": 40, "storage": 40}, (5, 5)),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_a_loss_costs_the_steps_since_the_newest_checkpoint_that_counts(case):
+    stats, loaded, tier, step, newest, unsaved = LOSSES[case]
+    job, place = Watched(**stats), {"directory": RUN, "local_rank": 0, "seconds": 0.1}
+    if loaded < 0:
         job.happens("started_fresh", **place)
     else:
-        job.happens("resumed", **place, history=1, step=loaded[0], tier=loaded[1])
-    job.at(step, loaded=loaded[0] if loaded else -1)
-    assert (job.tiers("newest_step"), job.tiers("unsaved_steps")) == (newest, unsaved)
+        job.happens("resumed", **place, history=1, step=loaded, tier=tier)
+    job.at(step, loaded=loaded)
+    costs = dict(zip(("memory", "storage"), unsaved, strict=True))
+    assert (job.tiers("newest_step"), job.tiers("unsaved_steps")) == (newest, costs)
 
 
 def test_a_node_after_the_first_gives_values_of_its_own_alone():
-    job = Watched(Counted(saves=5, saved_size=70, failures=2), node=1)
+    job = Watched(saves=5, saved_size=70, failures=2, node=1)
     job.at(12)
     found = job.found()
     assert found["saved_bytes_total"] == 70 and found["persist_failures_total"] == 2 and found["workers"] == 2
@@ -102,7 +85,7 @@ def test_a_node_after_the_first_gives_values_of_its_own_alone():
 
 
 def test_counts_of_restarts_failures_and_workers_follow_the_events():
-    job = Watched(Counted())
+    job = Watched()
     job.at(12)
     job.happens("worker_died", local_rank=1, rank=5, exitcode=-9, restarts_left=3)
     assert job.found()["workers"] == 1
@@ -119,12 +102,12 @@ def test_counts_of_restarts_failures_and_workers_follow_the_events():
 
 
 def test_kinds_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_ranks():
-    saver = Counted()
+    job = Watched()
     for number in range(50):
         kind = SkipKind.LATE if number % 5 else SkipKind.BUSY
-        saver.stats[0].skip(Skip(f"step 7 waits for local rank {number} to save it, too", kind))
-    saver.values = {4: (7, {"loss": 0.5}), 9: (7, {"loss": 1.0})}  # rank 9 was of an earlier round
-    found = Watched(saver).found()
+        job.stats.skip(Skip(f"step 7 waits for local rank {number} to save it, too", kind))
+    job.values = {4: (7, {"loss": 0.5}), 9: (7, {"loss": 1.0})}  # rank 9 was of an earlier round
+    found = job.found()
     reasons = {key: value for key, value in found.items() if key.startswith("skipped_saves_total")}
     assert reasons == {'skipped_saves_total{reason="late"}': 40, 'skipped_saves_total{reason="busy"}': 10}
     logged = {key: value for key, value in found.items() if key.startswith("user")}
@@ -132,7 +115,7 @@ def test_kinds_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_
 
 
 def test_a_worker_that_has_deregistered_is_not_silent():
-    job = Watched(Counted())
+    job = Watched()
     job.at(12)
     assert job.found()['rank_silent_seconds{rank="4"}'] >= 0
     job.at(12, pid=0)

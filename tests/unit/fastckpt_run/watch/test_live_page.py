@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from fastckpt_run.watch.job_view import newest, settled
 from fastckpt_run.watch.live_page import REFUSED, LivePage
 from fastckpt_run.watch.node_status import STATUS
 from tests.unit._core.report.stories import WALL, Story
+from tests.unit.fastckpt_run.waits import until
 from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
 HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(2)>\x1b[31m\x07"""
@@ -215,9 +215,7 @@ def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, m
     monkeypatch.setattr(job_actions.signal, "getsignal", lambda number: SIGNAL_HANDLER)
     answers = [json.loads(own_nodes.ask(0, "/stop", own_nodes.pages[0].token)[1]) for _ in range(3)]
     assert all(answer["nodes"] == [0, 1, 2] and not answer["missing"] for answer in answers)
-    end = time.monotonic() + 30
-    while len(sent) < 3 and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: len(sent) == 3)
     assert sent == [(os.getpid(), signal.SIGTERM)] * 3
 
 

@@ -50,15 +50,14 @@ def test_nodes_after_the_first_have_no_values_of_the_job():
     assert {metric.scope for metric, _, _ in values} == {Scope.NODE}
 
 
-def test_a_collection_is_written_once_for_all_who_ask(monkeypatch):
-    made, registry, values = [], metrics_endpoint.registry, [MetricValues(), MetricValues()]
+def test_a_collection_is_written_once_for_all_who_ask():
+    values = [MetricValues(), MetricValues()]
     values[0].add("user", 1, ODD, "0")
-    monkeypatch.setattr(metrics_endpoint, "registry", lambda values: made.append(1) or registry(values))
     endpoint = MetricsEndpoint(lambda: values[0])
-    pages = [endpoint.page(Request({}, b"", {})).body for _ in range(5)]
-    assert len(made) == 1 and len(set(pages)) == 1
+    pages = [endpoint.page(Request({}, b"", {})).body for _ in range(2)]
+    assert pages[0] is pages[1]
     del values[0]
-    assert endpoint.page(Request({}, b"", {})).body != pages[0] and len(made) == 2
+    assert endpoint.page(Request({}, b"", {})).body != pages[0]
     for number in range(20):  # each a format of its own
         endpoint.page(Request({}, b"", {"accept": f"application/openmetrics-text; version=1.0.{number}"}))
     assert len(endpoint._written) <= metrics_endpoint.MOST

@@ -72,8 +72,6 @@ def test_unknown_subjects_and_agents_of_no_round_are_refused(agents):
 
 
 def test_threads_may_ask_at_once(agents):
-    def ask(number):
-        return agents.channels[1].ask_first("name", {"n": number}, 10.0)["n"]
-
     with ThreadPoolExecutor(8) as pool:
-        assert [*pool.map(ask, range(8))] == [*range(8)]
+        asked = pool.map(lambda number: agents.channels[1].ask_first("name", {"n": number}, 10.0), range(8))
+        assert [answer["n"] for answer in asked] == [*range(8)]

@@ -6,7 +6,8 @@ import threading
 
 from fastckpt_run.watch.gpu_metrics import GpuMetrics
 from fastckpt_run.watch.metric_values import MetricValues
-from fastckpt_run.watch.node_metrics import STALE, Probe, file_systems
+from fastckpt_run.watch.node_metrics import Probe, file_systems
+from tests.unit.fastckpt_run.waits import until
 
 
 def by_key(values: MetricValues) -> dict[tuple[str, ...], float]:
@@ -42,13 +43,9 @@ def test_a_probe_that_hangs_is_waited_for_by_nobody_and_its_values_vanish():
 
     probe = Probe("test-probe", look, interval=0.05)
     probe.begin()
-    while not by_key(probe.newest()):
-        threading.Event().wait(0.01)
-    for _ in range(600):
-        if not by_key(probe.newest()):
-            break
-        threading.Event().wait(STALE * 0.05)
-    assert not by_key(probe.newest()) and probe._thread.is_alive()
+    until(lambda: by_key(probe.newest()))
+    until(lambda: not by_key(probe.newest()))
+    assert probe._thread.is_alive()
     probe.close()
     hangs.set()
     probe._thread.join(30)

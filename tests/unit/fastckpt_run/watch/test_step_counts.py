@@ -36,26 +36,18 @@ def looks(*pairs):
     return [{name: [each] for name, each in zip("ab", pair, strict=False)} for pair in pairs]
 
 
-@pytest.mark.parametrize(
-    ("seen", "count"),
-    [
-        pytest.param(looks([worker(5)], [worker(9, generation=1)]), 4 + 8, id="restarted between two looks"),
-        pytest.param(looks([Telemetry()], [worker(5)], *[[worker(5, pid=0)]] * 2), 4, id="not reported yet, and left"),
-        pytest.param(looks(*([worker(n)] * 2 for n in (2, 5, 9))), 8, id="two checkpointers that see the same steps"),
-        pytest.param(
-            looks([worker(5), worker(4)], [worker(6, pid=0), worker(5)], [worker(6, pid=0), worker(9)]),
-            5 + 4,
-            id="one checkpointer is left open where another was closed",
-        ),
-        pytest.param(
-            looks([worker(5)], *([worker(5), worker(n, generation=1)] for n in (3, 6))),
-            4 + 5,
-            id="a restarted worker with another directory",
-        ),
-    ],
-)
-def test_each_step_of_a_worker_is_counted_once(seen, count):
-    assert counted(*seen)[0] == count
+LEFT_OPEN = looks([worker(5), worker(4)], [worker(6, pid=0), worker(5)], [worker(6, pid=0), worker(9)])
+SEEN = {
+    "restarted between two looks": (looks([worker(5)], [worker(9, generation=1)]), 4 + 8),
+    "not reported yet, and left": (looks([Telemetry()], [worker(5)], *[[worker(5, pid=0)]] * 2), 4),
+    "two checkpointers that see the same steps": (looks(*([worker(n)] * 2 for n in (2, 5, 9))), 8),
+    "one checkpointer is left open where another was closed": (LEFT_OPEN, 5 + 4),
+    "another directory": (looks([worker(5)], *([worker(5), worker(n, generation=1)] for n in (3, 6))), 4 + 5),
+}
+
+
+def test_each_step_of_a_worker_is_counted_once():
+    assert {name: counted(*seen)[0] for name, (seen, _) in SEEN.items()} == {name: n for name, (_, n) in SEEN.items()}
 
 
 def test_parts_are_means_of_the_last_steps_and_stay_when_there_are_none():

@@ -84,13 +84,10 @@ def test_a_loss_costs_what_no_tier_has(case):
     assert costs(known, *ranks) == (worker, node[0] if node else worker, None)
 
 
-@pytest.mark.parametrize(
-    ("remote", "cost"),
-    [(None, Unsaved(None, 25, 90.0)), (at(10), Unsaved(at(10), 15, 50.0)), (at(20), Unsaved(at(20), 5, 20.0))],
-)
-def test_a_loss_of_the_directory_costs_what_the_remote_tier_lacks(remote, cost):
-    known = stats(memory=at(20), durable=at(20), begun=BEGUN, remote=remote)
-    assert costs(known, rank(25, 20, 20))[2] == cost
+def test_a_loss_of_the_directory_costs_what_the_remote_tier_lacks():
+    for cost in (work(None, 25, 90.0), work(at(10), 15, 50.0), work(at(20), 5, 20.0)):
+        known = stats(memory=at(20), durable=at(20), begun=BEGUN, remote=cost.save)
+        assert costs(known, rank(25, 20, 20))[2] == cost
     # Of the node: less where the remote tier is ahead of a directory that was lost.
     known = stats(durable=None, remote=at(10), begun={at(10): 150.0})
     assert costs(known, rank(12, 10, 10))[1] == Unsaved(at(10), 2, 50.0)
@@ -112,9 +109,6 @@ def test_a_job_with_many_saves_knows_about_when_an_old_one_was_made():
     assert (other.directory, other.worker) == ("/others", Unsaved(at(5), 1, 1.0))
 
 
-@pytest.mark.parametrize(
-    ("worker", "step"),
-    [(rank(7), None), (rank(25, 20, 20), 25), (rank(3, 0, 40, 40), 43), (rank(250, 200, 2), 2), (rank(310, 200, 2), 3)],
-)
-def test_the_step_that_a_worker_has_reached_is_one_of_the_scripts(worker, step):
-    assert reached(worker) == step
+def test_the_step_that_a_worker_has_reached_is_one_of_the_scripts():
+    workers = [rank(7), rank(25, 20, 20), rank(3, 0, 40, 40), rank(250, 200, 2), rank(310, 200, 2)]
+    assert [*map(reached, workers)] == [None, 25, 43, 2, 3]
