@@ -2,16 +2,15 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fastckpt._core.policy.node_check import Verdict
 from fastckpt_run.node_check.check_process import CheckProcess
+from tests.unit.fastckpt_run.waits import until
 
 LONG = {"check": "memory", "name": "memory", "size": 1 << 20, "seconds": 600.0}
 SHORT = LONG | {"seconds": 0.0}
@@ -56,21 +55,15 @@ def test_a_check_that_is_stopped_is_given_up_at_its_deadline():
 
 
 def test_a_child_ends_with_the_process_that_started_it():
-    program = f"""
-import os, threading, time
-from fastckpt_run.node_check.check_process import CheckProcess
-process = CheckProcess(600.0)
-def die():
-    while process._child is None: time.sleep(0.01)
-    time.sleep(0.2)
-    print(process._child.pid, flush=True)
-    os.kill(os.getpid(), 9)
-threading.Thread(target=die).start()
-process.run({LONG!r})
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == -9, done.stderr
-    end = time.monotonic() + 10
-    while Path(f"/proc/{int(done.stdout)}").exists():
-        assert time.monotonic() < end, "the child lives on"
-        time.sleep(0.02)
+    read, write = os.pipe()
+    if not (parent := os.fork()):
+        process = CheckProcess(600.0)
+        threading.Timer(0.5, lambda: (os.write(write, b"%d" % process._child.pid), os.kill(os.getpid(), 9))).start()
+        with suppress(BaseException):
+            process.run(LONG)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == -9
+    os.close(write)
+    with open(read) as pid:
+        child = Path(f"/proc/{int(pid.read())}")
+    until(lambda: not child.exists(), "the child ends")

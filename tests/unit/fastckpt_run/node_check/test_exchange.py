@@ -37,10 +37,6 @@ def with_partner(partner, call, timeout=5.0):
             thread.join(30)
 
 
-def soon(seconds=20.0):
-    return time.monotonic() + seconds
-
-
 def damaged(link):
     link.send_bytes(exchange._pattern()[:-1] + b"?")
     link.receive_bytes(exchange._BLOCK)
@@ -77,7 +73,7 @@ def test_a_partner_that_does_not_exchange_as_it_should_fails_the_exchange(partne
             partner(link)
 
     with pytest.raises(error, match=text):
-        with_partner(answers, lambda link: lead(link, soon(1.0)), timeout=1.0)
+        with_partner(answers, lambda link: lead(link, time.monotonic() + 1.0), timeout=1.0)
 
 
 @pytest.mark.parametrize("order", [{"blocks": 1 << 20}, {"blocks": True}])
@@ -86,7 +82,7 @@ def test_orders_that_make_no_sense_are_refused(order):
 
     def partner(link):
         try:
-            follow(link, soon())
+            follow(link, time.monotonic() + 20.0)
         except FastckptError as error:
             refused.append(str(error))
 
@@ -96,8 +92,8 @@ def test_orders_that_make_no_sense_are_refused(order):
 
 
 def test_both_ends_measure_the_rate_of_what_arrived_unchanged():
-    rates = []
-    rate = with_partner(lambda link: rates.append(follow(link, soon())), lambda link: lead(link, soon()))
+    rates, end = [], time.monotonic() + 20.0
+    rate = with_partner(lambda link: rates.append(follow(link, end)), lambda link: lead(link, end))
     assert rate > 0 and rates[0] > 0
     result = check_loopback("loopback", 20.0)
     assert (result.verdict, result.unit) == (Verdict.OK, "MB/s") and result.value > 0

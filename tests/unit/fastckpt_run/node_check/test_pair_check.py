@@ -1,6 +1,5 @@
 """Several nodes that check each other, as threads over a real store: absent, late, unreachable; their messages."""
 
-import resource
 import socket
 import threading
 import time
@@ -93,31 +92,23 @@ def test_a_node_that_exchanges_data_with_nobody_is_bad_and_the_others_are_not():
     assert not outcomes[0].is_bad and not outcomes[1].is_bad
 
 
-def test_a_want_of_threads_and_of_descriptors_keeps_nobody_out_once_there_are_some(monkeypatch):
-    secret, wants = b"s" * 32, iter([RuntimeError("can't start new thread")] * (pair_check._PENDING + 1))
-    start = threading.Thread.start
+def test_a_want_of_threads_keeps_nobody_out_once_there_are_some(monkeypatch):
+    secret, wants, start = b"s" * 32, [RuntimeError("can't start new thread")] * 100, threading.Thread.start
 
     def refuse(thread):
-        if thread._target.__name__ == "_greet" and (error := next(wants, None)):
-            raise error
+        if thread._target.__name__ == "_greet" and wants:
+            raise wants.pop()
         start(thread)
 
     monkeypatch.setattr(pair_check, "_PAUSE", 0.01)
     with pair_check._Listener() as listener, monkeypatch.context() as changed:
         changed.setattr(threading.Thread, "start", refuse)
-        address = f"127.0.0.1:{listener.port}"
-        for _ in range(pair_check._PENDING + 1):
+        assert len(wants) > pair_check._PENDING
+        for _ in range(len(wants) + 1):  # the last one is a stranger
             socket.create_connection(("127.0.0.1", listener.port), timeout=10).close()
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with socket.socket() as refused:  # there is no lower number left, so that an accept gets none
-            resource.setrlimit(resource.RLIMIT_NOFILE, (refused.fileno() + 1, before[1]))
-            refused.connect(("127.0.0.1", listener.port))
-            time.sleep(0.1)
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        socket.create_connection(("127.0.0.1", listener.port), timeout=10).close()  # a stranger
         with ThreadPoolExecutor(1) as pool:
             accepted = pool.submit(listener.accept, (1, 0), secret, time.monotonic() + 10)
-            with closing(SealedConnection.connect(address, secret, 10.0)) as link:
+            with closing(SealedConnection.connect(f"127.0.0.1:{listener.port}", secret, 10.0)) as link:
                 link.send({"turn": 1, "from": 0})
                 accepted.result().close()
 

@@ -1,4 +1,4 @@
-"""Products with a known result: exact in each type, and whatever is wrong in one is found."""
+"""Products with a known result, and patterns in memory: whatever is wrong in one is found at its place."""
 
 import math
 
@@ -8,6 +8,7 @@ import torch
 from fastckpt._core.policy.node_check import Verdict
 from fastckpt_run.node_check import matmul_check
 from fastckpt_run.node_check.matmul_check import check_matmul, devices, factors, wrong_rows
+from fastckpt_run.node_check.memory_check import check_memory, first_difference
 
 SIZE = 256
 
@@ -25,7 +26,7 @@ def swap_columns(product):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_exact_in_each_type_whatever_the_order_of_its_terms(dtype):
+def test_a_product_is_exact_in_each_type_whatever_the_order_of_its_terms_and_a_wrong_entry_is_found_in_its_row(dtype):
     left, right = factors(SIZE, dtype)
     product = left @ right
     assert torch.equal(product.long(), left.long() @ right.long())
@@ -33,24 +34,11 @@ def test_a_product_is_exact_in_each_type_whatever_the_order_of_its_terms(dtype):
     # The bounds that make it so, for all sizes: sums of 256 terms of 1; of 2**18 terms of 64.
     largest = (left.abs().float() @ right.abs().float().amax(1)).max()
     assert largest <= (2**24 if dtype == torch.float32 else 2**8)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("damage", [flip_lowest_bit, set_to_nan, swap_columns])
-def test_a_wrong_entry_is_found_in_its_row(dtype, damage):
-    left, right = factors(SIZE, dtype)
-    product = left @ right
-    before = product.clone()
-    damage(product)
-    assert not torch.equal(before, product)
-    assert wrong_rows(left, right, product) == [7]
-
-
-def test_this_processor_passes_and_has_a_rate():
-    result = check_matmul("matmul cpu", "cpu", "float32", SIZE, 0.0)
-    assert (result.verdict, result.message, result.unit) == (Verdict.OK, "", "GFLOP/s")
-    assert result.value > 0
-    assert devices()[0] == "cpu"
+    for damage in (flip_lowest_bit, set_to_nan, swap_columns):
+        damaged = product.clone()
+        damage(damaged)
+        assert not torch.equal(damaged, product)
+        assert wrong_rows(left, right, damaged) == [7]
 
 
 class Faulty(torch.Tensor):
@@ -80,3 +68,20 @@ def test_a_processor_that_computes_wrong_always_or_sometimes_has_a_problem(monke
     monkeypatch.setattr(Faulty, "made", 0)
     result = check_matmul("matmul cpu", "cpu", "float32", SIZE, 0.0)
     assert result.verdict is Verdict.PROBLEM and result.message.startswith(message)
+
+
+@pytest.mark.parametrize("place", [None, 0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1])
+def test_the_first_difference_of_two_buffers_is_found(place):
+    one, other = bytearray(b"\x55" * (3 << 20)), bytearray(b"\x55" * (3 << 20))
+    if place is not None:
+        other[place] ^= 1
+    assert first_difference(one, other) == place
+
+
+def test_this_processor_and_memory_pass_and_have_a_rate():
+    for result, unit in (
+        (check_matmul("matmul cpu", "cpu", "float32", SIZE, 0.0), "GFLOP/s"),
+        (check_memory("memory", 4 << 20, 0.0), "GB/s"),
+    ):
+        assert (result.verdict, result.message, result.unit) == (Verdict.OK, "", unit) and result.value > 0
+    assert devices()[0] == "cpu"
