@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import Worker
@@ -13,6 +12,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import state_of
+from tests.unit.fastckpt_run.waits import until
 from tests.unit.fastckpt_run.watch.test_node_channel import SECRET as SECRET
 from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
@@ -51,21 +51,15 @@ class CaughtWorker:
 
     def wait_until_caught(self) -> None:
         """Wait until it is in `train`, as far as can be seen: it does not run, or runs for long."""
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            if stat[0] != "R" or int(stat[11]) > 10:
-                return
-            time.sleep(0.01)
+        stat = Path(f"/proc/{self.pid}/stat")
+        until(lambda: (now := stat.read_text().rpartition(")")[2].split())[0] != "R" or int(now[11]) > 10)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def stop(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
-        end = time.monotonic() + 60
-        while state_of(self.pid) != "T" and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: state_of(self.pid) == "T")
 
     def end(self) -> None:
         self._process.kill()

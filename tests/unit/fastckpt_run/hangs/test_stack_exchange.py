@@ -14,20 +14,27 @@ from fastckpt.errors import FastckptError
 from fastckpt_run.hangs import detector, process_activity, stack_exchange
 from fastckpt_run.hangs.stack_exchange import FOUND, STACKS
 from tests.unit.fastckpt_run.hangs.agents import EXECS, LOOPS, SECRET, SLEEPS, WAITS, CaughtWorker, HungJob
+from tests.unit.fastckpt_run.waits import until
 
 ODD = "1 of 3 ranks, rank 2 on host host2, is in train (train.py:"
+
+
+@contextlib.contextmanager
+def caught(*programs):
+    with contextlib.ExitStack() as stack:
+        made = [CaughtWorker(program) for program in programs]
+        for worker in made:
+            stack.callback(worker.end)
+            worker.wait_until_caught()
+        yield made
 
 
 @pytest.fixture(scope="module")
 def workers():
     """Two that wait in a collective, and one that is elsewhere; none of the tests that have these ends them."""
-    made = [CaughtWorker(program) for program in (WAITS, WAITS, SLEEPS)]
-    for worker in made:
-        worker.wait_until_caught()
-    yield made
-    assert all(worker.is_alive() for worker in made), "to be asked ends nobody"
-    for worker in made:
-        worker.end()
+    with caught(WAITS, WAITS, SLEEPS) as made:
+        yield made
+        assert all(worker.is_alive() for worker in made), "to be asked ends nobody"
 
 
 @pytest.fixture
@@ -78,9 +85,6 @@ def test_a_later_hang_and_one_of_another_round_are_asked_about_again(job):
     assert len(asked) == 9
 
 
-# --- nodes that give no answer, or none that counts
-
-
 def test_a_node_that_is_dead_or_stopped_is_named(job, impatient, silent_address):
     job.nodes[1].saver._peers.close()
     found = job.nodes[0].collect().groups
@@ -118,9 +122,6 @@ def test_workers_that_were_started_during_the_silence_are_of_another_round(job):
     assert job.nodes[0].collect(lately=50).groups.unheard == ("host1",)
 
 
-# --- workers that others may wait for in good health
-
-
 def test_workers_wait_for_a_phase_of_another_node_that_keeps_to_its_limit(job):
     told = job.counted(FOUND)
     job.nodes[2].line.enter("evaluation", 60 * 10**9)
@@ -130,16 +131,6 @@ def test_workers_wait_for_a_phase_of_another_node_that_keeps_to_its_limit(job):
     job.nodes[2].line.enter("")
     job.nodes[2].watch.end_hang(may_restart=True)
     assert job.nodes[0].collect().groups is not None, "that answer is not kept"
-
-
-@contextlib.contextmanager
-def caught(*programs):
-    made = [CaughtWorker(program) for program in programs]
-    try:
-        yield made
-    finally:
-        for worker in made:
-            worker.end()
 
 
 @pytest.mark.parametrize("why", ["", "one computes", "one node gives no answer"])
@@ -152,13 +143,9 @@ def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(impatient, 
     with caught(WAITS, WAITS, LOOPS if why == "one computes" else SLEEPS) as made, contextlib.ExitStack() as stack:
         job = HungJob(made, tmp_path, stack)
 
-        def hangs_within(seconds: float) -> bool:
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                if any([node.watch.end_hang(may_restart=True) for node in job.nodes]):
-                    return True
-                time.sleep(0.02)
-            return False
+        def look() -> bool:
+            time.sleep(0.02)
+            return any([node.watch.end_hang(may_restart=True) for node in job.nodes])
 
         for node in job.nodes:
             node.watch._setting = "auto"
@@ -168,23 +155,17 @@ def test_auto_finds_a_hang_if_no_worker_of_any_node_may_do_something(impatient, 
                 node.line.step()
                 assert not node.watch.end_hang(may_restart=True)
         if not why:
-            assert hangs_within(60)
+            until(look)
             return
         if why == "one node gives no answer":
             job.nodes.pop().saver._peers.close()
-        end = time.monotonic() + 60
-        while job.nodes[0].watch._seen.idle <= 0.5:  # by itself it would be one
-            assert not hangs_within(0.2) and time.monotonic() < end
-        assert not hangs_within(1.0)
-
-
-# --- workers that cannot answer
+        looks = list[bool]()
+        until(lambda: looks.append(look()) or job.nodes[0].watch._seen.idle > 0.5)  # by itself it would be one
+        assert not any([*looks, *(look() for _ in range(40))])
 
 
 def test_a_worker_that_is_stopped_or_was_replaced_is_named_without_its_stack(workers, tmp_path):
     with caught(LOOPS, EXECS, SLEEPS) as odd, contextlib.ExitStack() as stack:
-        for worker in odd:
-            worker.wait_until_caught()
         odd[2].stop()
         found = HungJob([*workers[:2], *odd], tmp_path, stack).nodes[1].collect().groups
         states = {group.ranks: group.state for group in found.groups}
