@@ -8,6 +8,7 @@ import shutil
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,31 +119,26 @@ def look(acting: Acting, directory: Path, *, sharded: bool) -> None:
         acting.command("report", directory)
 
 
-def _foreign(directory: Path) -> object:
-    try:
-        return foreign(directory)
-    except OSError as error:
-        return error
+def _foreign(directory: Path) -> None:
+    with suppress(OSError):
+        foreign(directory)
 
 
 def load(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A plain Python process that loads."""
-    train = _train_sharded if sharded else _train_replicated
-    acting.do("load", lambda: train(acting.outcome, directory, saves=False))
+    acting.do("load", lambda: TRAIN[sharded](acting.outcome, directory, saves=False))
 
 
 def resume(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A process that loads a checkpoint by its path, for a directory of its own."""
     own = directory.parent.parent / "own"
     shutil.rmtree(own, ignore_errors=True)
-    train = _train_sharded if sharded else _train_replicated
-    acting.do("resume", lambda: train(acting.outcome, own, saves=False, path=str(directory / "checkpoint-3")))
+    acting.do("resume", lambda: TRAIN[sharded](acting.outcome, own, saves=False, path=str(directory / "checkpoint-3")))
 
 
 def job(acting: Acting, directory: Path, *, sharded: bool) -> None:
     """A job that loads, and saves; all but the newest are deleted."""
-    train = _train_sharded if sharded else _train_replicated
-    acting.do("job", lambda: train(acting.outcome, directory, saves=True))
+    acting.do("job", lambda: TRAIN[sharded](acting.outcome, directory, saves=True))
     acting.do("events", lambda: EventLog(directory, [b'{"event": "job_ended"}\n']).close(1.0))
 
 
@@ -178,6 +174,9 @@ def _train_sharded(outcome: Outcome, directory: Path, *, saves: bool, path: str 
             checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
             _wait(outcome, checkpointer, step)
         checkpointer.close()
+
+
+TRAIN: dict[bool, Callable[..., None]] = {False: _train_replicated, True: _train_sharded}
 
 
 def prune(acting: Acting, directory: Path, *, sharded: bool) -> None:

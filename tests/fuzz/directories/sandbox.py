@@ -15,7 +15,7 @@ from tests.faults.jobs import run_forked
 from tests.fuzz.directories import saved
 from tests.fuzz.directories.actions import Outcome, act
 from tests.fuzz.directories.lies import Lie
-from tests.fuzz.directories.saved import AGAIN, NAME, save
+from tests.fuzz.directories.saved import NAME, save
 from tests.fuzz.forked import forked
 
 DEADLINE_S = 10.0
@@ -40,7 +40,7 @@ class Sandbox:
             importlib.import_module("torch._dynamo")  # once, and not in each fork: sharding asks it
         self._to, self._shm = folder / "outcome", Path(os.environ["FASTCKPT_SHM_DIR"]) / "of-the-case"
         with self._memory():
-            assert forked(lambda: save(kind, self.home, folder / "scratch"), 120) == 0
+            assert forked(lambda: save(kind, self.home), 120) == 0
         self.home.rename(self._saved)
         self._newest = dict[str, int | None]()
 
@@ -108,7 +108,7 @@ class Sandbox:
         for tell in tells:
             tell(self.directory)
         before = entries(self.home)
-        run_forked(self._folder / "scratch", "--standalone", "--nproc-per-node=1", saved.__file__, AGAIN, self.home)
+        run_forked(self._folder / "scratch", "--standalone", "--nproc-per-node=1", saved.__file__, self.home)
         return [*differences(before, entries(self.home)), *self._not_durable(50)]
 
     def _wrongly_loaded(self, action: str, lie: Lie, outcome: Outcome) -> Iterator[str]:

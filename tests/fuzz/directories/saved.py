@@ -1,6 +1,5 @@
-"""Checkpoint directories as real saves wrote them, and their states; a job runs it as ``saved.py KIND HOME``."""
+"""Checkpoint directories as real saves wrote them, and their states; a job that goes on runs ``saved.py HOME``."""
 
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,11 +21,8 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
-from tests.faults.jobs import run_forked
 
 STEPS = (1, 2, 3)
-AGAIN = "again"
-"""The kind that a job gives that goes on with a directory."""
 NAME = "run"
 """The checkpoint directory in a user's home."""
 FILES = {
@@ -93,10 +89,8 @@ def _save_replicated(home: Path) -> None:
         paths = {1: directory / "first.pt", 2: home / "models/best.pt", 3: ""}
         for step in STEPS:
             path, metrics = str(paths[step]), {"loss": 1 / step}
-            own = {"sampler": [step, os.environ.get("RANK", "0")]}
-            checkpointer.save_checkpoint(
-                step, state_of(step), path, StorageType.DISK, metrics=metrics, rank_state=own
-            )  # fmt: skip
+            own = {"sampler": [step]}
+            checkpointer.save_checkpoint(step, state_of(step), path, StorageType.DISK, metrics=metrics, rank_state=own)
             assert checkpointer.wait_latest_checkpoint(60)
 
 
@@ -110,17 +104,19 @@ def _save_next(home: Path) -> None:
 
 
 def _save_sharded(home: Path) -> None:
-    sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
-    checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
-    for step in STEPS:
-        sharded.fill(step)
-        checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-        assert checkpointer.wait_latest_checkpoint(60)
-    checkpointer.close()
+    with one_process():
+        sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
+        checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
+        for step in STEPS:
+            sharded.fill(step)
+            checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
+            assert checkpointer.wait_latest_checkpoint(60)
+        checkpointer.close()
 
 
-def _left(home: Path) -> None:
+def _save_and_leave(home: Path) -> None:
     """Add what crashes, faults and earlier versions leave: each by the rename, or copy, that they died after."""
+    _save_replicated(home)
     directory, store = home / NAME, CheckpointDirectory(home / NAME)
     private = directory / ".fastckpt"
     for number in (1, 2):
@@ -156,11 +152,6 @@ def _publish_of_nodes(store: CheckpointDirectory, step: int, nodes: range) -> No
     shutil.rmtree(images)
 
 
-def _save_shard(home: Path) -> None:
-    with one_process():
-        _save_sharded(home)
-
-
 @contextmanager
 def one_process() -> Iterator[None]:
     """A process group of this process alone."""
@@ -171,30 +162,20 @@ def one_process() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-SAVES: dict[str, tuple[int, Callable[[Path], None]]] = {
-    "left": (0, lambda home: (_save_replicated(home), _left(home))[0]),
-    "shard": (0, _save_shard),
-    "ranks": (2, _save_replicated),
-    "shards": (2, _save_sharded),
-}
-"""By kind: as how many ranks of a job it is saved, 0 for a process without a launcher; and how."""
+SAVES: dict[str, Callable[[Path], None]] = {"left": _save_and_leave, "shard": _save_sharded}
+"""How a directory is saved, by kind."""
 
 
-def save(kind: str, home: Path, scratch: Path) -> None:
+def save(kind: str, home: Path) -> None:
     """Have a directory of a kind in a user's home."""
     home.mkdir()
     for name, text in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    ranks, write = SAVES[kind]
-    if ranks:
-        run_forked(scratch, "--standalone", f"--nproc-per-node={ranks}", Path(__file__), kind, home)
-    else:
-        write(home)
+    SAVES[kind](home)
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    write = _save_next if sys.argv[1] == AGAIN else SAVES[sys.argv[1]][1]
-    write(Path(sys.argv[2]))
+    _save_next(Path(sys.argv[1]))
     dist.destroy_process_group()

@@ -52,19 +52,8 @@ def _apart(directory: Path, kind: str, remains: str) -> None:
     write_text(directory, f"{record}/remains", remains)
 
 
-@reaching("job")
-def remains_are_the_parent(directory: Path) -> None:
-    _apart(directory, "dropped", "..")
-
-
-@reaching("tidy")
-def remains_of_a_deletion_are_the_parent(directory: Path) -> None:
-    _apart(directory, "deleted", "..")
-
-
-@reaching("job")
-def remains_go_up_from_the_private_directory(directory: Path) -> None:
-    _apart(directory, "dropped", ".fastckpt/..")
+for action, kind, remains in (("job", "dropped", ".."), ("tidy", "deleted", ".."), ("job", "dropped", ".fastckpt/..")):
+    REACHING[f"{kind} remains are {remains}, {action}"] = action, partial(_apart, kind=kind, remains=remains)
 
 
 @reaching("job")
@@ -88,9 +77,7 @@ def parts_are_to_be_published_outside(directory: Path) -> None:
 def _taken_for(directory: Path, place: str, step: int) -> None:
     """Have a checkpoint name a file outside that is like its own, by size and time."""
     outside = (directory.parent / "thesis.tex").stat()
-    checkpoint(
-        directory / place, step, target=f"{directory.parent}/thesis.tex", model=bytes(outside.st_size)
-    )  # fmt: skip
+    checkpoint(directory / place, step, f"{directory.parent}/thesis.tex", bytes(outside.st_size))
     os.utime(directory / place / "model.pt", ns=(outside.st_atime_ns, outside.st_mtime_ns))
 
 
@@ -144,7 +131,7 @@ def a_torn_mark_is_a_file_outside_by_a_hard_link(directory: Path) -> None:
 
 
 TOGETHER = (
-    remains_are_the_parent, a_draft_of_an_earlier_version_is_due_outside,
+    partial(_apart, kind="dropped", remains=".."), a_draft_of_an_earlier_version_is_due_outside,
     a_deletion_that_was_begun_names_a_file_outside, an_older_checkpoint_names_a_file_outside,
     partial(_link, links={"checkpoint-7": "project", ".fastckpt/events": "project"}),
     partial(_link, links={"latest_checkpointed_iteration.txt": ".bashrc"}),

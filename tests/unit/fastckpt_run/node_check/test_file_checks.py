@@ -21,18 +21,20 @@ def tmpfs(tmp_path):
     unmount(path)
 
 
-def run(check, path, **request):
-    """Answer of a child, as the commands get it, where an OSError becomes a result."""
+@pytest.fixture(scope="module")
+def child():
+    """Answers as the commands get them, where an OSError becomes a result."""
     with CheckProcess(60.0) as process:
-        return process.run({"check": check, "name": check, "directory": str(path), "size": 4 * MIB} | request)
+        process.run({"check": "memory", "name": "memory", "size": MIB, "seconds": 0.0})  # begins the process
+        yield process
 
 
-def disk(path):
-    return run("disk", path, seconds=0.1)
+def disk(child, path):
+    return child.run({"check": "disk", "name": "disk", "directory": str(path), "size": 4 * MIB, "seconds": 0.1})
 
 
-def shm(path):
-    return run("shm", path, in_memory=True)
+def shm(child, path):
+    return child.run({"check": "shm", "name": "shm", "directory": str(path), "size": 4 * MIB, "in_memory": True})
 
 
 def test_places_that_are_well_pass_and_nothing_is_left(tmp_path, tmpfs):
@@ -45,22 +47,23 @@ def test_places_that_are_well_pass_and_nothing_is_left(tmp_path, tmpfs):
     assert [*there.iterdir()] == [*tmpfs.iterdir()] == []
 
 
-def test_a_full_or_read_only_place_has_a_problem_and_a_small_one_has_none(tmpfs):
+def test_a_full_or_read_only_place_has_a_problem_and_a_small_one_has_none(child, tmpfs):
     ballast = leave(tmpfs, 2 * MIB)
-    assert disk(tmpfs).verdict is Verdict.OK
+    assert disk(child, tmpfs).verdict is Verdict.OK
     ballast.unlink()
     leave(tmpfs, 0)
     for trouble in ("No space left on device", "Read-only file system"):
-        for result in (disk(tmpfs), shm(tmpfs)):
+        for result in (disk(child, tmpfs), shm(child, tmpfs)):
             assert result.verdict is Verdict.PROBLEM and trouble in result.message
         subprocess.run(["mount", "-o", "remount,ro", tmpfs], check=True)
 
 
-def test_a_place_that_is_missing_or_no_directory_or_no_tmpfs_has_a_problem(tmp_path):
+def test_a_place_that_is_missing_or_no_directory_or_no_tmpfs_has_a_problem(child, tmp_path):
     (tmp_path / "file").touch()
-    assert "No such file" in disk(tmp_path / "nowhere").message and "No such file" in shm(tmp_path / "nowhere").message
-    assert "Not a directory" in disk(tmp_path / "file").message
-    assert shm(tmp_path).message == f"{tmp_path} is no tmpfs; name one (--fast-shm-dir)"
+    for check in (disk, shm):
+        assert "No such file" in check(child, tmp_path / "nowhere").message
+    assert "Not a directory" in disk(child, tmp_path / "file").message
+    assert shm(child, tmp_path).message == f"{tmp_path} is no tmpfs; name one (--fast-shm-dir)"
 
 
 def test_a_block_that_storage_has_changed_or_put_elsewhere_or_lost_is_found(tmp_path):
