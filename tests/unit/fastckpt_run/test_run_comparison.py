@@ -39,7 +39,7 @@ def lines(first: int, last: int, loss: float = 1.0, **changed: float) -> list[di
 def history(folder: Path, name: str, *starts: list[dict[str, Any]]) -> RunHistory:
     """The record of a run of one rank, with a start of a process before each of these."""
     place = folder / name
-    place.mkdir()
+    place.mkdir(parents=True)
     begun = {"what": "begun", "step": -1, "restart": 0}
     text = "".join(json.dumps(line) + "\n" for start in starts for line in (begun, *start))
     (place / "rank-0.jsonl").write_text(text + '{"what": "logged", "st')  # it was killed while it wrote
@@ -56,7 +56,6 @@ def compared(folder: Path, *starts: list[dict[str, Any]], plain: list[dict[str, 
 
 
 def test_steps_that_are_taken_again_alike_are_equal_and_of_others_the_first_is_the_difference(tmp_path):
-    (tmp_path / "alike").mkdir()
     found = compared(tmp_path / "alike", lines(1, 3), loaded(2) + lines(3, 5), loaded(4) + lines(5, 6))
     assert found.equal and (found.values, found.repeats, found.differing) == (6, 2, 0)
     found = compared(tmp_path, lines(1, 3), loaded(2) + lines(3, 6, at_5=0.5, at_6=0.25))
@@ -76,23 +75,22 @@ def test_a_step_that_one_run_alone_has_logged_is_a_difference(tmp_path, missing)
     assert found.value is not None and (found.value.of.step, found.value.b) == (missing, None)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.0])
-def test_values_are_compared_as_they_are(tmp_path, value):
-    (tmp_path / "same").mkdir()
-    assert compared(tmp_path / "same", lines(1, 6, at_3=value), plain=lines(1, 6, at_3=value)).equal
-    found = compared(tmp_path, lines(1, 6, at_3=value), plain=lines(1, 6, at_3=0.0))
-    assert found.value is not None and found.value.of.step == 3
+def test_values_are_compared_as_they_are(tmp_path):
+    for value in (math.nan, math.inf, -math.inf, -0.0):
+        one, other = lines(1, 6, at_3=value), lines(1, 6, at_3=0.0)
+        assert compared(tmp_path / f"same {value}", one, plain=one).equal
+        found = compared(tmp_path / f"other {value}", one, plain=other)
+        assert found.value is not None and found.value.of.step == 3
 
 
 def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path):
+    early = [lines(1, 3, at_2=0.5), loaded(2) + lines(3, 6)]
+    late = [lines(1, 3), loaded(2) + lines(3, 6, at_4=0.5)]
     a = history(tmp_path, "plain", lines(1, 6))
-    for name, starts, own in (
-        ("early", [lines(1, 3, at_2=0.5), loaded(2) + lines(3, 6)], True),
-        ("late", [lines(1, 3), loaded(2) + lines(3, 6, at_4=0.5)], False),
-    ):
+    for name, starts in (("early", early), ("late", late)):
         killed = history(tmp_path, name, *starts)
         found = compare_runs(a, killed, (tmp_path, tmp_path), str(tmp_path))
-        assert varies_by_itself(found, killed) is own
+        assert varies_by_itself(found, killed) is (name == "early")
 
 
 @pytest.mark.parametrize(
@@ -109,19 +107,15 @@ def test_a_start_that_does_not_go_on_is_named(tmp_path, second, cause, why):
     assert (found.name if found else "") == cause and (found is None or why in found.text)
 
 
-@pytest.mark.parametrize(
-    ("source", "cause", "words"),
-    [
+COUNTS = "n = open('count').read()\nopen('count', 'w').write(n)"
+
+
+def test_causes_by_which_any_two_runs_differ_are_named_by_the_source():
+    for source, cause, words in (
         ("for word in {'a', 'b'}: print(word)", HASH, "line 1"),
         ("x = hash('a')", HASH, "line 1"),
-        (
-            "n = open('count').read()\nopen('count', 'w').write(n)",
-            FILE,
-            "writes a file (line 2), and reads one (line 1)",
-        ),
-    ],
-)
-def test_causes_by_which_any_two_runs_differ_are_named_by_the_source(source, cause, words):
-    first, second, *others = causes_of_variation("why", ast.parse(source))
-    assert (first.name, second.name) == (BACKGROUND, cause) and words in second.text
-    assert {HASH, FILE, GENERATOR} <= {second.name, *(each.name for each in others)}
+        (COUNTS, FILE, "writes a file (line 2), and reads one (line 1)"),
+    ):
+        first, second, *others = causes_of_variation("why", ast.parse(source))
+        assert (first.name, second.name) == (BACKGROUND, cause) and words in second.text
+        assert {HASH, FILE, GENERATOR} <= {second.name, *(each.name for each in others)}
