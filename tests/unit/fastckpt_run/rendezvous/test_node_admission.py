@@ -74,7 +74,10 @@ def refused(future: "Future[object]") -> str:
     return str(error.value)
 
 
-def test_a_newcomer_that_does_not_fit_is_refused_and_its_members_notice_nothing():
+def test_a_newcomer_or_spare_that_does_not_fit_is_refused_and_the_members_notice_nothing():
+    with members_of(2, 2, 2, spares=1) as (job, members):
+        assert "--fast-replicas is 2" in refused(in_thread(new(job, OTHER).next_rendezvous))
+        assert_undisturbed(members)
     with members_of(2) as (job, members):
         for terms in (OTHER, replace(TERMS, version="0.4.9"), replace(TERMS, torch="2.12.0")):
             stranger = new(job, terms)
@@ -83,12 +86,6 @@ def test_a_newcomer_that_does_not_fit_is_refused_and_its_members_notice_nothing(
             assert_undisturbed(members)
         assert not members[0].is_closed()
         assert_joins(job, members)
-
-
-def test_a_spare_that_does_not_fit_is_refused_when_it_parks():
-    with members_of(2, 2, 2, spares=1) as (job, members):
-        assert "--fast-replicas is 2" in refused(in_thread(new(job, OTHER).next_rendezvous))
-        assert_undisturbed(members)
 
 
 def test_nodes_of_a_newer_version_wait_say_so_once_and_go_on_when_the_others_have_left(caplog):
@@ -115,17 +112,13 @@ def test_nodes_of_a_newer_version_wait_say_so_once_and_go_on_when_the_others_hav
         late = new(job)
         assert "install fastckpt 0.6.0 here" in refused(in_thread(late.next_rendezvous))
         assert_undisturbed(newer)
-        assert store._endpoints.server is not None
-
-
-def test_a_node_that_waits_for_members_of_an_older_version_ends_in_good_order_with_their_job():
-    with members_of(1) as (job, members):
-        waits = in_thread(new(job, NEWER).next_rendezvous)
+        waits = in_thread(new(job, replace(TERMS, version="0.7.0")).next_rendezvous)
         time.sleep(1.0)
         assert not waits.done()
-        members[0].set_closed()
+        newer[0].set_closed()
         with pytest.raises(RendezvousGracefulExitError):
             waits.result(PATIENCE)
+        assert store._endpoints.server is not None
 
 
 def test_a_job_whose_members_are_all_lost_locks_nobody_out():
@@ -179,9 +172,6 @@ def test_of_many_members_one_that_lives_is_found_though_few_are_looked_at(monkey
         assert time.monotonic() - begin > 2.0
 
 
-# --- the checkpoint directory
-
-
 def directory(path: Path, text: str = "0" * 32) -> Path:
     path.mkdir(parents=True)
     assert mark(path, text) == text
@@ -194,49 +184,43 @@ def arena_of(directory: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--lr", "1"], None),  # the path that the job has
-        (["--dir", "{job}"], None),
-        (["--dir={link}"], None),  # another path of it
-        (["--dir", "{link}", "--dir", "{empty}"], None),
-        (["--data", "{empty}"], None),
-        (["--dir", "{empty}"], "--dir is {empty} on this node, and the job that it would join has its checkpoints in"),
-        (["--dir={other}"], "--dir is {other} on this node, and the job that it would join has"),
-        (["--dir", "{file}"], "--dir is {file} on this node"),
-        (["--dir", "{nowhere}"], "--dir is {nowhere} on this node"),
-    ],
-)  # fmt: skip
-def test_a_node_that_has_another_directory_does_not_fit(tmp_path, arguments, text):
+FITTING = ("--lr 1", "--dir {job}", "--dir={link}", "--dir {link} --dir {empty}", "--data {empty}")
+UNFITTING = {
+    "--dir {empty}": "--dir is {empty} on this node, and the job that it would join has its checkpoints in",
+    "--dir={other}": "--dir is {other} on this node, and the job that it would join has",
+    "--dir {file}": "--dir is {file} on this node",
+    "--dir {nowhere}": "--dir is {nowhere} on this node",
+}
+
+
+def test_a_node_that_has_another_directory_does_not_fit_and_one_with_another_path_of_it_does(tmp_path):
     places = {"job": directory(tmp_path / "job"), "other": directory(tmp_path / "other", "1" * 32)}
     places |= {name: tmp_path / name for name in ("link", "empty", "file", "nowhere")}
     places["link"].symlink_to(places["job"])
     places["empty"].mkdir()
     places["file"].touch()
     known = JobDirectory(str(places["job"]), "0" * 32, ["--dir"])
-    found = known.misfit([each.format(**places) for each in arguments])
-    assert (found is None) == (text is None)
-    assert found is None or (text or "").format(**places) in found.text
+    assert not any(known.misfit(each.format(**places).split()) for each in FITTING)
+    for arguments, text in UNFITTING.items():
+        found = known.misfit(arguments.format(**places).split())
+        assert found is not None and text.format(**places) in found.text
 
 
-@pytest.mark.parametrize("kind", ["another", "unreadable", "unanswered"])
-def test_a_node_without_the_directory_does_not_fit(tmp_path, monkeypatch, kind):
-    place = tmp_path / "job"
-    if kind == "another":
-        directory(place, "1" * 32)
-    if kind == "unreadable":
-        (place / ".fastckpt/identity").mkdir(parents=True)
-    elif kind == "unanswered":
-        monkeypatch.setattr(node_admission, "_ANSWER", 0.2)
-        monkeypatch.setattr(node_admission, "identity", lambda place: time.sleep(1.0))
-    found = JobDirectory(str(place), "0" * 32).misfit([])
-    expected = {
-        "unreadable": "cannot be read on this node",
-        "unanswered": "cannot be read on this node: it has not answered for 0.2 s",
-    }.get(kind, "is not the checkpoint directory of the job")
-    assert found is not None and f"{place} {expected}" in found.text
-    assert found.waits == kind.startswith("un"), "storage may answer again"
+def test_a_node_without_the_directory_does_not_fit(tmp_path, monkeypatch):
+    def misfit(name: str) -> tuple[str, bool]:
+        found = JobDirectory(str(tmp_path / name), "0" * 32).misfit([])
+        assert found is not None
+        return found.text, found.waits
+
+    text, waits = misfit(directory(tmp_path / "another", "1" * 32).name)
+    assert "another is not the checkpoint directory of the job" in text and not waits
+    (tmp_path / "unreadable/.fastckpt/identity").mkdir(parents=True)
+    text, waits = misfit("unreadable")
+    assert "unreadable cannot be read on this node" in text and waits, "storage may answer again"
+    monkeypatch.setattr(node_admission, "_ANSWER", 0.2)
+    monkeypatch.setattr(node_admission, "identity", lambda place: time.sleep(1.0))
+    text, waits = misfit("unanswered")
+    assert "unanswered cannot be read on this node: it has not answered for 0.2 s" in text and waits
 
 
 def test_the_first_node_announces_directories_as_soon_as_they_are_known_and_the_next_first_one_all_the_same(tmp_path):

@@ -100,18 +100,18 @@ def test_only_the_store_with_fewer_rounds_is_referred_and_of_two_alike_the_later
 
 @pytest.mark.usefixtures("seldom")
 @pytest.mark.parametrize(
-    ("job_name", "secrets", "is_closed"),
-    [("another", (SECRET, SECRET), False), ("job", (SECRET, OTHER), False), ("job", (SECRET, SECRET), True)],
+    "of_other",
+    [{"job": "another", "secret": SECRET}, {"secret": OTHER}, {"secret": SECRET}],
     ids=["job", "secret", "closed"],
 )
-def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_has_ended(job_name, secrets, is_closed):
+def test_no_store_of_another_job_or_secret_is_referred_and_none_to_a_job_that_has_ended(of_other):
     with agents(1, 1) as job:
         hosts = TwoStores(job)
-        other = hosts.on(1, sees_other=False, job=job_name, secret=secrets[1])
-        node = hosts.on(0, sees_other=False, secret=secrets[0])
+        other = hosts.on(1, sees_other=False, **of_other)
+        node = hosts.on(0, sees_other=False, secret=SECRET)
         node._endpoints._list = [hosts.place(0), hosts.place(1)]
         meet([node])
-        if is_closed:
+        if of_other == {"secret": SECRET}:
             node.set_closed()
         node._referrals._look()
         job.endpoint = "{}:{}".format(*hosts.place(1))
