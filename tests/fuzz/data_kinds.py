@@ -10,7 +10,6 @@ import webdataset
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import (
     BatchSampler,
-    Dataset,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -62,10 +61,6 @@ class Kind:
     batched: bool = True
 
 
-def with_sampler(dataset: Dataset, sampler: Any, **options: Any) -> Options:
-    return {"dataset": dataset, "sampler": sampler, **options}
-
-
 def batches(place: Place) -> Options:
     sampler = BatchSampler(SequentialSampler(range(place.length)), 3, drop_last=False)
     return {"dataset": Indexed(place.length), "batch_sampler": sampler, "uneven": True}
@@ -73,32 +68,30 @@ def batches(place: Place) -> Options:
 
 def weighted(place: Place) -> Options:
     weights = [1.0 + index % 3 for index in range(place.length + 1)]
-    return with_sampler(Indexed(place.length + 1), WeightedRandomSampler(weights, place.length + 5))
+    return {"dataset": Indexed(len(weights)), "sampler": WeightedRandomSampler(weights, place.length + 5)}
 
 
 def resumable(place: Place) -> Options:
     dataset = Indexed(place.length)
-    return with_sampler(dataset, ResumableSampler(dataset, place.world, place.rank, seed=place.seed))
+    return {"dataset": dataset, "sampler": ResumableSampler(dataset, place.world, place.rank, seed=place.seed)}
 
 
 def drawn_at_random(place: Place) -> Options:
     dataset = Indexed(max(place.length, 1))
-    return with_sampler(dataset, RandomSampler(dataset), seed=place.seed)
+    return {"dataset": dataset, "sampler": RandomSampler(dataset), "seed": place.seed}
 
 
-def web_shared(place: Place) -> Options:
-    made = web(tars(place.folder, place.length), shardshuffle=4, seed=place.seed, detshuffle=True, nodesplitter=None,
-               workersplitter=None, empty_check=False)  # fmt: skip
-    return {"dataset": made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number)}
+def of_tars(place: Place, **splitters: Any) -> Any:
+    options = {"shardshuffle": 4, "seed": place.seed, "detshuffle": True, "empty_check": False, **splitters}
+    made = web(tars(place.folder, place.length), **options)
+    return made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number)
 
 
 def web_shards(place: Place) -> Options:
     def mine(source: Iterator[Any]) -> Iterator[Any]:
         return itertools.islice(source, place.rank, None, place.world)
 
-    made = web(tars(place.folder, place.length), shardshuffle=4, seed=place.seed, detshuffle=True, nodesplitter=mine,
-               empty_check=False)  # fmt: skip
-    return {"dataset": made.compose(webdataset.detshuffle(20, seed=place.seed)).map(number), "sharded": True}
+    return {"dataset": of_tars(place, nodesplitter=mine), "sharded": True}
 
 
 def hugging_face_split(place: Place) -> Options:
@@ -151,7 +144,7 @@ KINDS: dict[str, Kind] = {
     "stream": Kind(lambda of: {"dataset": Endless(of.length)}),
     "buffered_by_seed_and_epoch": Kind(lambda of: {"dataset": Buffered(of.length, of.seed)}),
     "buffered_by_the_global_generator": Kind(lambda of: {"dataset": Buffered(of.length, "global"), "seed": of.seed}),
-    "web_shared": Kind(web_shared),
+    "web_shared": Kind(lambda of: {"dataset": of_tars(of, nodesplitter=None, workersplitter=None)}),
     "own_shards": Kind(lambda of: {"dataset": OwnShards(of.length, of.rank, of.world), "sharded": True}, **SHARDS),
     "web_shards": Kind(web_shards, **SHARDS),
     "hugging_face_shards": Kind(hugging_face_split, **SHARDS),
