@@ -18,10 +18,14 @@ pytestmark = pytest.mark.frameworks
 
 @pytest.fixture(autouse=True)
 def fresh_accelerator_state():
-    """accelerate keeps its state for the whole process."""
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._shared_state.clear()
+    """accelerate keeps its state for the whole process: this forgets it."""
+
+    def forget():
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._shared_state.clear()
+
+    yield forget
+    forget()
 
 
 def go(training: Training, steps: int) -> None:
@@ -65,6 +69,37 @@ def test_a_save_in_the_middle_of_an_accumulation_is_warned_of_once(tmp_path, cap
             checkpointer.save_state(step, StorageType.MEMORY)
     warned = [text for text in caplog.messages if "in the middle of an accumulation of 3 batches" in text]
     assert [text[:6] for text in warned] == ["step 1"]
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_loop_whose_loader_counts_epochs_resumes_in_the_same_order(
+    tmp_path, caplog, fresh_accelerator_state, stateful
+):
+    """That of accelerate's own examples, twice begun again within an epoch; the order of later ones is as well."""
+
+    def used(folder: Path, *ends: int) -> list[str]:
+        found = list[str]()
+        for end in ends:
+            fresh_accelerator_state()
+            training = Training(stateful=stateful)
+            loader, accelerator = training.loader, training.accelerator
+            with AccelerateCheckpointer(accelerator, folder) as checkpointer:
+                assert checkpointer.load_state() == len(found)
+                while len(found) < end:
+                    skip = 0 if stateful else len(found) % len(loader)
+                    for inputs, targets in accelerator.skip_first_batches(loader, skip) if skip else loader:
+                        advance(training, inputs, targets)
+                        found.append(digest(inputs))
+                        if len(found) % 10 == 0:
+                            checkpointer.save_state(len(found), StorageType.MEMORY)
+                        if len(found) == end:
+                            break
+        return found
+
+    whole = used(tmp_path / "whole", 70)
+    assert len({*whole}) == 70, "each epoch has its own order"
+    assert used(tmp_path / "parts", 30, 40, 70) == whole
+    assert "no epochs of data loaders" not in caplog.text
 
 
 def test_several_models_are_saved_under_the_names_of_accelerate(tmp_path):

@@ -27,9 +27,9 @@ def trainer_of(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -
     return make_trainer(parse_arguments(*options, *script), kind, **more)
 
 
-def trained(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -> Trainer:
+def trained(folder: Path, *script: str, kind: type = FastCheckpointTrainer, resume: bool = False) -> Trainer:
     trainer = trainer_of(folder, *script, kind=kind)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -73,8 +73,9 @@ class Failing(TrainerCallback):
             raise ArithmeticError(f"at step {self.step}")
 
 
-def failed_at(folder: Path, step: int, *script: str) -> Trainer:
+def failed_at(folder: Path, step: int, *script: str, memory: int = 1) -> Trainer:
     trainer = trainer_of(folder, *script)
+    trainer.save_memory_steps = memory
     trainer.add_callback(Failing(step))
     with pytest.raises(ArithmeticError):
         trainer.train(resume_from_checkpoint=True)
@@ -96,6 +97,24 @@ def test_after_a_failure_the_same_or_another_trainer_resumes(tmp_path):
     assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
     losses = [loss["loss"] for loss in reference.state.log_history if "loss" in loss]
     assert resumed.training_loss == pytest.approx(sum(losses[4:]) / 2, rel=1e-4)
+
+
+def test_save_only_model_keeps_the_optimizer_in_memory_and_warns_from_storage(tmp_path, caplog):
+    """A failure loses nothing; what goes on from storage alone is told that its optimizer is new."""
+    reference, only = (
+        trained(tmp_path / "theirs", kind=Trainer),
+        ("--set", "save_only_model=true", "save_total_limit=1"),
+    )
+    failed_at(tmp_path / "ours", 3, *only, memory=0)
+    again = trainer_of(tmp_path / "ours", *only)
+    again.train(resume_from_checkpoint=True)
+    assert again.loaded_step == 3
+    assert digest(dict(again.model.state_dict())) == digest(dict(reference.model.state_dict()))
+    assert kept(tmp_path / "ours") == {"checkpoint-6"}
+    assert not [*(tmp_path / "ours/checkpoint-6").glob("optimizer*")]
+    assert "has the model alone" not in caplog.text
+    trained(tmp_path / "ours", "--steps", "8", *only, resume=True)
+    assert "step 6 has the model alone" in caplog.text
 
 
 class Asking(TrainerCallback):

@@ -1,9 +1,12 @@
-"""A job that saves with the manager of the page, on the interface of torchtitan; ends with a digest of its weights."""
+"""A job that saves with the manager of the page, on the interface of torchtitan; rank 1 is killed in step 7.
 
-import hashlib
+It ends with a training that nothing befell, in the same process: its weights are to be the same.
+"""
+
 import os
 import signal
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,70 +17,78 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).with_name("stand_in")))
-from tests.e2e.torchtitan.manager import fast_checkpoint_manager
+from tests.docs.blocks import blocks_of
+from tests.faults.diary import digest
 
-STEPS = 12
-
-
-class Model:
-    """As torchtitan's ModelWrapper: its entries are in the state beside those of other names."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._module.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._module.load_state_dict(state, strict=False)
+STEPS, DIES_IN = 12, 7
 
 
-class Optimizer:
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._parts = module, optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        return get_optimizer_state_dict(*self._parts)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        set_optimizer_state_dict(*self._parts, state)
+def fast_checkpoint_manager() -> type:
+    """Its class, of the module that docs/guides/torchtitan.md has a user write."""
+    [block] = [block for block in blocks_of("docs/guides/torchtitan.md") if block.runs_in]
+    module = sys.modules[block.file[:-3]] = types.ModuleType(block.file[:-3])
+    exec(compile("\n" * block.line + block.code, block.page, "exec"), module.__dict__)
+    return module.FastCheckpointManager
 
 
-class TrainState:
-    step = 0
+class Training:
+    """As torchtitan's parts: entries of the model are in the state beside those of other names."""
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": torch.tensor(self.step)}
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.step, self.module = 0, nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        fully_shard(self.module)
+        self.optimizer = torch.optim.AdamW(self.module.parameters(), 0.05)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = int(state["step"])
+    @property
+    def states(self) -> dict[str, Any]:
+        of_optimizer = self.module, self.optimizer
+        return {
+            "model": Part(self.module.state_dict, lambda state: self.module.load_state_dict(state, strict=False)),
+            "optimizer": Part(
+                lambda: get_optimizer_state_dict(*of_optimizer),
+                lambda state: set_optimizer_state_dict(*of_optimizer, state),
+            ),
+            "train_state": Part(
+                lambda: {"step": torch.tensor(self.step)}, lambda state: setattr(self, "step", int(state["step"]))
+            ),
+        }
+
+    def advance(self) -> None:
+        self.module(torch.full((2, 8), self.step / 7)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+
+    def weights(self) -> str:
+        return digest([each.to_local() for each in self.module.parameters()])
 
 
-def main(folder: str, kill_at: int) -> None:
+class Part:
+    def __init__(self, state_dict: Any, load_state_dict: Any) -> None:
+        self.state_dict, self.load_state_dict = state_dict, load_state_dict
+
+
+def main(folder: str) -> None:
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    fully_shard(module)
-    optimizer, progress = torch.optim.AdamW(module.parameters(), 0.05), TrainState()
-    states = {"model": Model(module), "optimizer": Optimizer(module, optimizer), "train_state": progress}
-    manager_type = fast_checkpoint_manager()
+    training, rank, manager_type = Training(), dist.get_rank(), fast_checkpoint_manager()
     config = manager_type.Config(enable=True, interval=1, storage_interval=4)
-    manager = manager_type(config, states=states, base_folder=folder)
+    manager = manager_type(config, states=training.states, base_folder=folder)
     manager.load()
-    print(f"rank {dist.get_rank()} goes on after step {progress.step}", flush=True)
-    while progress.step < STEPS:
-        if progress.step + 1 == kill_at and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    print(f"rank {rank} goes on after step {training.step}", flush=True)
+    while training.step < STEPS:
+        if training.step + 1 == DIES_IN and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
-        module(torch.full((2, 8), progress.step / 7)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        progress.step += 1
-        manager.save(progress.step, last_step=progress.step == STEPS)
-    weights = hashlib.sha256(b"".join(each.to_local().detach().numpy().tobytes() for each in module.parameters()))
-    print(f"rank {dist.get_rank()} ends with {weights.hexdigest()}", flush=True)
+        training.advance()
+        manager.save(training.step, last_step=training.step == STEPS)
     manager.close()
+    undisturbed = Training()
+    for _ in range(STEPS):
+        undisturbed.advance()
+    if training.weights() == undisturbed.weights():
+        print(f"rank {rank} ends with the weights of a training that nothing befell", flush=True)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1])
