@@ -20,22 +20,19 @@ from fastckpt.lightning import (
     MemoryCheckpoint,
     StorageType,
 )
-from tests.e2e.lightning.training import Module, trainer_for
+from tests.e2e.lightning.training import Module, trainer_for, trainer_of
 from tests.e2e.mistakes.table import group_of_one, sharded_by_zero
 
 pytestmark = pytest.mark.frameworks
 
 
-def trainer_of(folder: Path, steps: int, *callbacks: Callback, model: ModelCheckpoint | None = None) -> Trainer:
-    """Its plugin is `trainer.strategy.checkpoint_io`."""
-    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [FastCheckpointIO(folder)]}
-    model = model or ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1, save_last="link")
-    return trainer_for(steps, model, MemoryCheckpoint(), *callbacks, use_distributed_sampler=False, **ours)
+def of_each_fourth(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1, save_last="link")
 
 
-def fit(folder: Path, steps: int, model: ModelCheckpoint | None = None, path: str = NEWEST) -> Trainer:
+def fit(folder: Path, steps: int, path: str = NEWEST) -> Trainer:
     """Train up to a step."""
-    trainer = trainer_of(folder, steps, model=model)
+    trainer = trainer_of(folder, steps, of_each_fourth(folder))
     trainer.fit(Module(), ckpt_path=path)
     return trainer
 
@@ -44,17 +41,27 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.suffix in (".ckpt", "") and path.name != ".fastckpt"}
 
 
-def test_checkpoint_files_are_written_when_training_ends(tmp_path):
+def test_checkpoint_files_are_written_when_training_ends_and_load(tmp_path):
+    """Also the newest of all, in a trainer that validates before it trains."""
+    assert (
+        len(trainer_of(tmp_path, 1, of_each_fourth(tmp_path)).validate(Module(), ckpt_path=NEWEST, verbose=False)) == 1
+    )
     trainer = fit(tmp_path, 9)
-    assert trainer.strategy.checkpoint_io.loaded_step == -1
+    assert trainer.strategy.checkpoint_io.loaded_step == -1, "nothing was saved"
     assert {"step=4.ckpt", "step=8.ckpt"} <= names(tmp_path)
     assert torch.load(tmp_path / "step=4.ckpt", weights_only=True)["global_step"] == 4
     assert trainer.validate(ckpt_path=str(tmp_path / "step=4.ckpt"), verbose=False)
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     assert "optimizer_states" not in torch.load(tmp_path / "weights.ckpt"), "nothing to go on from"
-    assert fit(tmp_path, 12).strategy.checkpoint_io.loaded_step == 9, "what memory had was flushed"
+    trainer = fit(tmp_path, 9)
+    weights, expected = trainer.lightning_module.state_dict(), trainer.validate(trainer.lightning_module, verbose=False)
+    other, module = trainer_of(tmp_path, 12, of_each_fourth(tmp_path)), Module()
+    assert other.validate(module, ckpt_path=NEWEST, verbose=False) == expected
+    assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
+    other.fit(module, ckpt_path=NEWEST)
+    assert (other.strategy.checkpoint_io.loaded_step, other.global_step) == (9, 12), "what memory had was flushed"
     assert "checkpoint-9" not in names(tmp_path), "and was replaced by newer ones"
-    assert fit(tmp_path, 10, path=str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
+    assert fit(tmp_path, 10, str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
 
 
 def test_an_optimizer_that_no_rank_has_whole_is_refused(tmp_path, monkeypatch):
@@ -70,7 +77,7 @@ def test_damage_of_a_lightning_checkpoint_is_detected(tmp_path):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(BadCheckpoint):
-        fit(tmp_path, 9, path=str(path))
+        fit(tmp_path, 9, str(path))
     assert fit(tmp_path, 9).strategy.checkpoint_io.loaded_step == 4
 
 
@@ -98,10 +105,8 @@ def test_saves_beside_swapped_average_weights_hold_the_right_weights(tmp_path, m
     monkeypatch.setattr(mutation_check, "WORTH", 1)
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
     weights, model = Weights(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
-    io = FastCheckpointIO(tmp_path, overlap=True)
-    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [io], "val_check_interval": 2}
-    averages = EMAWeightAveraging(decay=0.5)
-    trainer_for(8, model, averages, weights, use_distributed_sampler=False, **ours).fit(Module())
+    ours = {"plugins": [FastCheckpointIO(tmp_path, overlap=True)], "val_check_interval": 2}
+    trainer_of(tmp_path, 8, model, EMAWeightAveraging(decay=0.5), weights, **ours).fit(Module())
     for step in (2, 4, 6, 8):
         saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["current_model_state"]
         for name, each in weights.after[step].items():
@@ -123,21 +128,6 @@ def test_unsupported_calls_of_lightning_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="FastDDPStrategy"):
         io.save_checkpoint({"global_step": 1, "optimizer_states": []}, tmp_path / "a.ckpt", StorageType.MEMORY)
     assert FastDDPStrategy.__mro__[1].__name__ == "AllRanks"
-
-
-@pytest.mark.campaign
-def test_the_newest_checkpoint_loads_for_validation_and_later_training(tmp_path):
-    """A trainer that has never trained, and one that goes on with training afterwards."""
-    assert len(trainer_of(tmp_path, 1).validate(Module(), ckpt_path=NEWEST, verbose=False)) == 1, "nothing was saved"
-    trainer = fit(tmp_path, 9)
-    weights = trainer.lightning_module.state_dict()
-    expected = trainer.validate(trainer.lightning_module, verbose=False)
-    other, module = trainer_of(tmp_path, 12), Module()
-    assert other.validate(module, ckpt_path=NEWEST, verbose=False) == expected
-    assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
-    other.fit(module, ckpt_path=NEWEST)
-    assert other.strategy.checkpoint_io.loaded_step == 9 and other.global_step == 12
-    assert {"step=4.ckpt", "step=8.ckpt", "step=12.ckpt"} <= names(tmp_path)
 
 
 def test_a_file_to_read_loads_as_the_plugin_was_told(tmp_path: Path):

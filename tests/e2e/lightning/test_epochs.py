@@ -3,7 +3,6 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from fastckpt.data import ResumableDataLoader
-from fastckpt.lightning import NEWEST, FastCheckpointIO, FastSingleDeviceStrategy, MemoryCheckpoint
-from tests.e2e.lightning.training import Module, samples, trainer_for
+from fastckpt.lightning import NEWEST
+from tests.e2e.lightning.training import Module, samples, trainer_of
 from tests.faults.jobs import run_forked
 
 pytestmark = pytest.mark.frameworks
@@ -20,21 +19,17 @@ pytestmark = pytest.mark.frameworks
 PROGRAM = Path(__file__).with_name("epochs.py")
 
 
-def run_job(folder: Path, *kills: str) -> list[dict[str, Any]]:
-    """The log of a job with two ranks, without what it did twice."""
-    shape = ("--nproc_per_node=2", "--max-restarts=3")
-    text = run_forked(folder, *shape, PROGRAM, folder / "job", *kills, preload="lightning.pytorch")
-    assert "weights_only" not in text.replace("weights_only=weights_only", "")  # but in lines of tracebacks
-    assert all((folder / "job" / place).exists() for place in kills)
-    assert text.count("restarts left") == len(kills), text
-    lines = [json.loads(line) for line in (folder / "job" / "log").read_text().splitlines()]
-    return [line for i, line in enumerate(lines) if line not in lines[:i]]
-
-
 def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path, forked_launchers):
-    """Early stopping, the best models, the order of each epoch and the losses are those of the undisturbed job."""
-    undisturbed = run_job(tmp_path / "undisturbed")
-    assert run_job(tmp_path / "killed", "validation", "epoch") == undisturbed
+    """Early stopping, the best models, the order of each epoch and the losses are those of the undisturbed training."""
+    shape = ("--nproc_per_node=2", "--max-restarts=3")
+    text = run_forked(tmp_path, *shape, PROGRAM, tmp_path, preload="lightning.pytorch")
+    assert "weights_only" not in text.replace("weights_only=weights_only", "")  # but in lines of tracebacks
+    assert (tmp_path / "validation").exists() and (tmp_path / "epoch").exists() and text.count("restarts left") == 2
+    killed, undisturbed = (
+        [json.loads(line) for line in (tmp_path / name / "log").read_text().splitlines()]
+        for name in ("killed", "undisturbed")
+    )
+    assert [line for i, line in enumerate(killed) if line not in killed[:i]] == undisturbed
     assert [line["validated"] for line in undisturbed if "validated" in line] == [3, 6, 11, 14]
 
 
@@ -43,16 +38,11 @@ def test_a_finished_lightning_job_continues_with_more_epochs(tmp_path, model, va
     """The weights are those of one that was given all epochs at once."""
 
     def fit(folder: Path, epochs: int) -> torch.Tensor:
-        trainer = trainer_for(
-            -1, ModelCheckpoint(folder, "{epoch}", **model), MemoryCheckpoint(), max_epochs=epochs,
-            use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=None if validates else 0,
-            strategy=FastSingleDeviceStrategy(torch.device("cpu")), plugins=[FastCheckpointIO(folder)],
-        )  # fmt: skip
-        loader = ResumableDataLoader(samples(32), 4, shuffle=True)
-        module = Module("unseeded")
+        checkpoints, limit = ModelCheckpoint(folder, "{epoch}", **model), None if validates else 0
+        trainer = trainer_of(folder, -1, checkpoints, max_epochs=epochs, limit_val_batches=limit)
+        loader, module = ResumableDataLoader(samples(32), 4, shuffle=True), Module("unseeded")
         trainer.fit(module, loader, DataLoader(samples(8), 4, generator=torch.Generator()), ckpt_path=NEWEST)
-        assert trainer.current_epoch == epochs
-        assert trainer.global_step == 8 * epochs
+        assert (trainer.current_epoch, trainer.global_step) == (epochs, 8 * epochs)
         return torch.cat([each.flatten() for each in module.parameters()])
 
     at_once = fit(tmp_path / "at once", 3)
@@ -65,11 +55,6 @@ def test_a_finished_lightning_job_continues_with_more_epochs(tmp_path, model, va
 def test_a_file_saved_before_its_validation_or_its_epochs_end_is_named(tmp_path, caplog, validated):
     """Stock Lightning, too, goes on from such a file without what follows."""
     model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=validated)
-    trainer = trainer_for(
-        17, model, MemoryCheckpoint(), val_check_interval=validated, use_distributed_sampler=False,
-        num_sanity_val_steps=0, strategy=FastSingleDeviceStrategy(torch.device("cpu")),
-        plugins=[FastCheckpointIO(tmp_path)],
-    )  # fmt: skip
     with caplog.at_level(logging.WARNING, "fastckpt"):
-        trainer.fit(Module())
+        trainer_of(tmp_path, 17, model, val_check_interval=validated).fit(Module())
     assert caplog.text.count(f"saves step {validated} before its validation or its epoch's end") == 1

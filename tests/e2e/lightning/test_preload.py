@@ -1,46 +1,27 @@
-"""Lightning in the process from which workers are forked: each has its own rank, as if it had imported it itself."""
+"""Lightning in the process from which workers are forked: each reads its own rank (epochs.py looks at it in a job)."""
 
-import subprocess
-from pathlib import Path
+import sys
 
+import lightning.pytorch
+import lightning_fabric.utilities.rank_zero
 import pytest
+import torchmetrics
 
-from fastckpt_run.preload.preloader import ForkedWorker
-from tests.e2e.launcher.preloading import Starter, template
+from fastckpt_run.preload import import_effects
 
 pytestmark = pytest.mark.frameworks
 
-PACKAGES = {"lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning", "torchmetrics"}
-SEEN = f"""
-import json, logging, os, sys
-import {", ".join(sorted(PACKAGES))}
-from lightning_utilities.core import rank_zero
-
-ranks = [module.rank_zero_only.rank for name, module in sorted(sys.modules.items()) if "rank_zero_only" in vars(module)]
-loggers = [logging.getLogger(name) for name in {sorted([*PACKAGES, "lightning", ""])}]
-handlers = [[[type(h).__name__, h.level, h.formatter and h.formatter._fmt] for h in each.handlers] for each in loggers]
-levels = [[each.level, each.propagate] for each in loggers]
-variables = {{name: value for name, value in os.environ.items() if name != "PROBE"}}
-json.dump([ranks, handlers, levels, variables], open(os.environ["PROBE"], "w"))
-"""
-MODULES = "import json, os, sys\njson.dump(sorted(sys.modules), open(os.environ['PROBE'], 'w'))\n"
+MODULES = {lightning.pytorch, lightning_fabric, torchmetrics}
+KEEPERS = [each.rank_zero_only for each in [*sys.modules.values()] if "rank_zero_only" in getattr(each, "__dict__", ())]
 
 
-def test_a_forked_worker_has_its_own_rank_in_lightning_fabric_and_torchmetrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "train.py"
-    script.write_text(SEEN)
-    with template("train.py", "auto") as preloader:
-        preloader.wait()
-        starter = Starter(tmp_path, preloader)
-        runs = starter.both("train.py", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
-        executed, forked = [(run.wait(), run.told()) for run in runs]
-        script.write_text(MODULES)
-        modules = starter.start(preloader, ("train.py",), {})
-        assert modules.wait() == (0, "", "")
-    assert [type(run.handler.proc) for run in (*runs, modules)] == [subprocess.Popen, ForkedWorker, ForkedWorker]
-    assert set(modules.told()) >= PACKAGES
-    assert forked == executed
-    assert set(forked[1][0]) == {3, 1}, "torchmetrics keeps the local rank"
+def test_a_worker_reads_its_own_rank_where_lightning_fabric_and_torchmetrics_keep_it(monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for keeper in KEEPERS:
+        monkeypatch.setattr(keeper, "rank", 0)
+    assert len([*import_effects.unknown()]) == len(MODULES), "each of them would keep the rank of the template"
+    import_effects.read_ranks()
+    assert {keeper.rank for keeper in KEEPERS} == {3, 1}, "torchmetrics keeps the local rank"
+    assert not [*import_effects.unknown()]
+    assert import_effects.variables() == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -1,10 +1,11 @@
-"""Training with Lightning, shared by our program and the stock one; this file does not use fastckpt."""
+"""Training with Lightning."""
 
 import logging
 import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -13,6 +14,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from fastckpt.lightning import FastCheckpointIO, FastSingleDeviceStrategy, MemoryCheckpoint
 
 warnings.filterwarnings("ignore")
 for name in ("lightning.pytorch", "lightning.fabric"):
@@ -55,11 +58,7 @@ class Loader:
 
 
 class Module(LightningModule):
-    """Draws from all generators that a resume has to bring back.
-
-    Args:
-        way: "epochs" for a plain loader.
-    """
+    """Draws from all generators that a resume has to bring back."""
 
     def __init__(self, way: str = "", log: Callable[..., None] = lambda **_: None) -> None:
         super().__init__()
@@ -73,10 +72,7 @@ class Module(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def train_dataloader(self) -> Any:
-        data = samples(64)
-        if self._way == "epochs":
-            return DataLoader(data, 4, shuffle=True)
-        return Loader(data)
+        return Loader(samples(64))
 
     def val_dataloader(self) -> Any:
         return DataLoader(samples(16), 4, generator=torch.Generator())
@@ -117,3 +113,10 @@ def trainer_for(steps: int, model: ModelCheckpoint, *callbacks: Callback, **more
         enable_model_summary=False,
         **more,
     )
+
+
+def trainer_of(folder: Path, steps: int, model: ModelCheckpoint, *callbacks: Callback, **more: Any) -> Trainer:
+    """One of a single process that saves by our plugin, which is its `strategy.checkpoint_io`."""
+    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [FastCheckpointIO(folder)]}
+    ours |= {"use_distributed_sampler": False, "num_sanity_val_steps": 0}
+    return trainer_for(steps, model, MemoryCheckpoint(), *callbacks, **ours | more)
