@@ -45,7 +45,6 @@ def parse_arguments(*given: str) -> argparse.Namespace:
     parser.add_argument("--eval", type=int, default=0)
     parser.add_argument("--best", type=int, default=0, help="the step that is evaluated as the best; 0: it is measured")
     parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--wait", action="store_true", help="of train.py: go on when a checkpoint is durable")
     parser.add_argument("--kill-after", type=int, default=0, help="die with the agent after this step")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="of TrainingArguments")
     return parser.parse_args(given or None)
@@ -95,8 +94,6 @@ class Saying(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.tell()
-        if self.args.wait and 0 < state.global_step == self.told and state.global_step % self.args.disk == 0:
-            self.trainer._session.wait()
         if state.global_step == self.args.kill_after != 0:
             if dist.is_initialized():
                 dist.barrier()
@@ -224,7 +221,6 @@ def run(args: argparse.Namespace, kind: type = Trainer, before: Callable[[int], 
     trainer.train(resume_from_checkpoint={"True": True, "none": None}.get(args.resume, args.resume))
     callback.tell()
     state = [trainer.model.state_dict(), trainer.optimizer.state_dict(), torch.get_rng_state()]
-    callback.log(done=trainer.state.global_step, best=trainer.state.best_global_step)
     (args.out / f"end.{rank}").write_text(digest(whole(state)))
     if dist.is_initialized():
         del trainer, callback.trainer

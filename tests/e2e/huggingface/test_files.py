@@ -27,8 +27,8 @@ from fastckpt.errors import ConfigError
 from fastckpt.huggingface import FastCheckpointTrainer, FlashCkptTrainer, get_last_checkpoint
 from fastckpt.huggingface.trainer_session import check
 from fastckpt.huggingface.weights import Weights, objection, weight_files
-from tests.e2e.huggingface.stock import make_model, make_trainer, parse_arguments, training_arguments
-from tests.e2e.huggingface.train import kind_of
+from tests.e2e.huggingface.stock import make_model, parse_arguments, training_arguments
+from tests.e2e.huggingface.train import trained
 
 pytestmark = pytest.mark.frameworks
 
@@ -67,16 +67,6 @@ def assert_same(theirs: Path, ours: Path) -> None:
         assert equal(read(theirs / name), read(ours / name)), name
 
 
-def train(folder: Path, *script: str, ours: bool = True) -> Trainer:
-    # the same name for both: arguments tell it
-    options = ["--out", str(folder), "--checkpoint-dir", str(folder), "--memory", "1", "--steps", "6", "--disk", "3"]
-    args = parse_arguments(*options, *script)
-    kind, more = kind_of(args) if ours else (Trainer, {})
-    trainer = make_trainer(args, kind, **more)
-    trainer.train()
-    return trainer
-
-
 def assert_stock_tools_read(trainer: Trainer, folder: Path) -> None:
     last = folder / "checkpoint-6"
     loaded = AutoModelForCausalLM.from_pretrained(last)
@@ -99,8 +89,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", ["plain", *[pytest.param(name, marks=pytest.mark.campaign) for name in [*CASES][1:]]])
 def test_saved_files_equal_those_of_trainer_and_stock_tools_read_them(tmp_path, case):
-    train(tmp_path / "theirs", *[each for each in CASES[case] if case != "own"], ours=False)
-    trainer = train(tmp_path / "ours", *CASES[case])
+    trained(tmp_path / "theirs", *[each for each in CASES[case] if case != "own"], ours=False)
+    trainer = trained(tmp_path / "ours", *CASES[case])
     if case == "plain":
         assert_stock_tools_read(trainer, tmp_path / "ours")
     found = sorted(path.name for path in (tmp_path / "theirs").glob("checkpoint-*"))

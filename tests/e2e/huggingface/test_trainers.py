@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import time
 import types
 from pathlib import Path
@@ -10,27 +11,21 @@ from typing import Any
 
 import pytest
 from torch.utils.data import IterableDataset
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from fastckpt.huggingface import FastCheckpointTrainer, get_last_checkpoint
-from tests.e2e.huggingface.stock import Sentences, digest, make_trainer, parse_arguments
-from tests.e2e.huggingface.test_files import names
+from tests.e2e.huggingface.stock import Sentences, digest
+from tests.e2e.huggingface.train import trained, trainer_of
+from tests.faults.conftest import FRAMEWORKS, new_job  # noqa: F401 (a fixture)
+from tests.faults.table import TRAINER
 
 pytestmark = pytest.mark.frameworks
 
 BEST = ["load_best_model_at_end=true", 'metric_for_best_model="loss"', "greater_is_better=false"]
 
 
-def trainer_of(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -> Trainer:
-    options = ["--out", str(folder), "--checkpoint-dir", str(folder), "--steps", "6", "--disk", "3"]
-    more = {} if kind is Trainer else {"save_memory_steps": 1}
-    return make_trainer(parse_arguments(*options, *script), kind, **more)
-
-
-def trained(folder: Path, *script: str, kind: type = FastCheckpointTrainer, resume: bool = False) -> Trainer:
-    trainer = trainer_of(folder, *script, kind=kind)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+def weights(trainer: Any) -> str:
+    return digest(dict(trainer.model.state_dict()))
 
 
 def kept(folder: Path) -> set[str]:
@@ -47,12 +42,9 @@ def log_of(checkpoint: Path) -> list[dict[str, Any]]:
 def test_the_best_saved_model_is_kept_though_an_unsaved_one_was_better(tmp_path):
     """Step 6 is the best, and is evaluated only; of those that are saved step 4 is."""
     script = ["--steps", "12", "--disk", "4", "--eval", "2", "--best", "6", "--set", *BEST, "save_total_limit=1"]
-    theirs, ours = (
-        trained(tmp_path / name, *script, kind=kind)
-        for name, kind in (("theirs", Trainer), ("ours", FastCheckpointTrainer))
-    )
+    theirs, ours = (trained(tmp_path / name, *script, ours=name == "ours") for name in ("theirs", "ours"))
     assert kept(tmp_path / "ours") == kept(tmp_path / "theirs") == {"checkpoint-4"}
-    assert digest(dict(theirs.model.state_dict())) == digest(dict(ours.model.state_dict()))
+    assert weights(theirs) == weights(ours)
     assert ours.state.best_model_checkpoint == str(tmp_path / "ours" / "checkpoint-4")
 
 
@@ -60,7 +52,7 @@ def test_the_last_checkpoint_is_persisted_though_storage_is_slow(tmp_path, monke
     """Those before it are being persisted, and no memory is free for it."""
     sync = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: (time.sleep(0.3), sync(descriptor)))
-    trained(tmp_path, "--steps", "12", "--disk", "4", "--memory", "1")
+    trained(tmp_path, "--steps", "12", "--disk", "4")
     assert "checkpoint-12" in kept(tmp_path)
 
 
@@ -73,28 +65,32 @@ class Failing(TrainerCallback):
             raise ArithmeticError(f"at step {self.step}")
 
 
-def failed_at(folder: Path, step: int, *script: str, memory: int = 1) -> Trainer:
+def failed_at(folder: Path, step: int, *script: str) -> FastCheckpointTrainer:
     trainer = trainer_of(folder, *script)
-    trainer.save_memory_steps = memory
     trainer.add_callback(Failing(step))
     with pytest.raises(ArithmeticError):
         trainer.train(resume_from_checkpoint=True)
     return trainer
 
 
-def test_after_a_failure_the_same_or_another_trainer_resumes(tmp_path):
+def test_after_a_failure_the_same_or_another_trainer_resumes(tmp_path, monkeypatch):
     """Between two lines of the log: its loss is that of the steps since."""
-    reference, script = trained(tmp_path / "theirs", kind=Trainer), ("--set", "logging_steps=3")
+    reference, script = trained(tmp_path / "theirs", ours=False), ("--set", "logging_steps=3")
+    monkeypatch.chdir(tmp_path)
     failed = failed_at(tmp_path / "ours", 4, *script)
     assert failed.loaded_step == -1
     with pytest.raises(ArithmeticError):
         failed.train(resume_from_checkpoint=True)
     assert failed.loaded_step == 4
-    assert get_last_checkpoint(tmp_path / "ours") == str(tmp_path / "ours" / "checkpoint-4")
+    newest = get_last_checkpoint(tmp_path / "ours")
+    assert newest == str(tmp_path / "ours" / "checkpoint-4")
     other = trainer_of(tmp_path / "ours", *script)
-    resumed = other.train(resume_from_checkpoint=True)
+    resumed = other.train(resume_from_checkpoint=newest)
     assert other.loaded_step == 4
-    assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
+    assert weights(other) == weights(reference)
+    assert trained(tmp_path / "ours", *script, resume="./ours/checkpoint-3/").loaded_step == 3, (
+        "an older one by its name"
+    )
     losses = [loss["loss"] for loss in reference.state.log_history if "loss" in loss]
     assert resumed.training_loss == pytest.approx(sum(losses[4:]) / 2, rel=1e-4)
 
@@ -102,14 +98,13 @@ def test_after_a_failure_the_same_or_another_trainer_resumes(tmp_path):
 def test_save_only_model_keeps_the_optimizer_in_memory_and_warns_from_storage(tmp_path, caplog):
     """A failure loses nothing; what goes on from storage alone is told that its optimizer is new."""
     reference, only = (
-        trained(tmp_path / "theirs", kind=Trainer),
+        trained(tmp_path / "theirs", ours=False),
         ("--set", "save_only_model=true", "save_total_limit=1"),
     )
-    failed_at(tmp_path / "ours", 3, *only, memory=0)
-    again = trainer_of(tmp_path / "ours", *only)
-    again.train(resume_from_checkpoint=True)
+    failed_at(tmp_path / "ours", 3, *only, "--memory", "0")
+    again = trained(tmp_path / "ours", *only, resume=True)
     assert again.loaded_step == 3
-    assert digest(dict(again.model.state_dict())) == digest(dict(reference.model.state_dict()))
+    assert weights(again) == weights(reference)
     assert kept(tmp_path / "ours") == {"checkpoint-6"}
     assert not [*(tmp_path / "ours/checkpoint-6").glob("optimizer*")]
     assert "has the model alone" not in caplog.text
@@ -128,8 +123,13 @@ class Asking(TrainerCallback):
         self.found.append(self.trainer.get_last_checkpoint())
 
 
-def test_methods_of_flash_checkpoint_report_what_is_durable(tmp_path):
+def test_methods_of_flash_checkpoint_report_what_is_durable_and_one_of_the_model_is_called(tmp_path):
+    def save_pretrained(self: Any, folder: Any, **options: Any) -> None:
+        type(self).save_pretrained(self, folder, **options)
+        Path(folder, "of_model.txt").write_text("own")
+
     trainer = trainer_of(tmp_path)
+    trainer.model.save_pretrained = types.MethodType(save_pretrained, trainer.model)
     trainer.add_callback(asking := Asking(trainer))
     assert trainer.get_last_checkpoint() is None
     trainer.train()
@@ -137,6 +137,7 @@ def test_methods_of_flash_checkpoint_report_what_is_durable(tmp_path):
     assert asking.found[0] is None and asking.found[-1] in map(str, names[:5])
     trainer.wait_latest_checkpoint()
     assert trainer.get_last_checkpoint() == str(names[5])
+    assert (names[5] / "of_model.txt").exists() and (names[5] / "model.safetensors").exists()
 
 
 class Stream(IterableDataset):
@@ -149,10 +150,9 @@ class Stream(IterableDataset):
 @pytest.mark.campaign
 def test_the_last_step_of_an_epoch_of_unknown_length_is_saved(tmp_path):
     """Memory has its last step when it turns out to be the last, and is evaluated."""
-    for name, kind in (("theirs", Trainer), ("ours", FastCheckpointTrainer)):
-        trainer = trainer_of(
-            tmp_path / name, "--steps", "8", "--set", 'save_strategy="epoch"', 'eval_strategy="epoch"', kind=kind
-        )
+    script = ("--steps", "8", "--set", 'save_strategy="epoch"', 'eval_strategy="epoch"')
+    for name in ("theirs", "ours"):
+        trainer = trainer_of(tmp_path / name, *script, ours=name == "ours")
         trainer.train_dataset = Stream()
         trainer.train()
     assert kept(tmp_path / "ours") == kept(tmp_path / "theirs") >= {"checkpoint-6"}
@@ -161,61 +161,39 @@ def test_the_last_step_of_an_epoch_of_unknown_length_is_saved(tmp_path):
 
 
 @pytest.mark.campaign
-def test_an_overridden_method_of_a_model_is_called(tmp_path):
-    def save_pretrained(self: Any, folder: Any, **options: Any) -> None:
-        type(self).save_pretrained(self, folder, **options)
-        Path(folder, "of_model.txt").write_text("own")
-
-    trainer = trainer_of(tmp_path)
-    trainer.model.save_pretrained = types.MethodType(save_pretrained, trainer.model)
-    trainer.train()
-    assert {"of_model.txt", "model.safetensors"} <= names(tmp_path / "checkpoint-6")
-
-
-@pytest.mark.campaign
-def test_a_damaged_newest_checkpoint_is_found_under_any_spelling_of_its_name(tmp_path, monkeypatch):
-    """The name of an older one loads that, also where the newest is whole."""
-    reference = trained(tmp_path / "theirs", "--steps", "9", kind=Trainer)
-    trained(tmp_path / "ours")
-    again = trainer_of(tmp_path / "ours")
-    again.train(resume_from_checkpoint=str(tmp_path / "ours/checkpoint-3"))
-    assert (again.loaded_step, again.state.global_step) == (3, 6)
-    weights = tmp_path / "ours" / "checkpoint-6" / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-    monkeypatch.chdir(tmp_path)
-    for name in ("ours/checkpoint-3/", Path("./ours/checkpoint-3"), True):
-        trainer = trainer_of(tmp_path / "ours", "--steps", "9" if name is True else "3")
-        trainer.train(resume_from_checkpoint=name)
-        assert trainer.loaded_step == 3
-    assert digest(dict(trainer.model.state_dict())) == digest(dict(reference.model.state_dict()))
+def test_a_trainer_goes_on_with_other_ranks_and_from_the_checkpoint_that_it_is_named(new_job):  # noqa: F811
+    """get_last_checkpoint finds what is in memory alone, after both ranks and the agent were killed."""
+    job, options = new_job(), {"program": TRAINER, "FASTCKPT_PRELOAD": "auto", **FRAMEWORKS}
+    job.start("--kill-after", "5", "--memory", "1", "--resume", "last", **options)
+    assert job.wait() == -signal.SIGKILL and not [*job.checkpoint_dir.glob("checkpoint-*")]
+    job.run("--resume", "last", "--steps", "10", **options)
+    job.run("--steps", "12", ranks=1, **options)
+    assert job.resumes() == [(0, ""), (5, "memory"), (10, "storage")]
 
 
 class Losing(TrainerCallback):
     """At step 8 the best checkpoint is lost, or a resume has not found it on storage yet."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, trainer: FastCheckpointTrainer, *, files: bool) -> None:
+        self.trainer, self.files = trainer, files
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 8:
-            if self.what == "files":
-                shutil.rmtree(state.best_model_checkpoint)
-            else:
-                state.best_model_checkpoint = None
+        if state.global_step == 8 and self.files:
+            self.trainer.wait_latest_checkpoint(60)
+            shutil.rmtree(state.best_model_checkpoint)
+        elif state.global_step == 8:
+            state.best_model_checkpoint = None
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("what", ["files", "name"])
-def test_the_best_model_is_loaded_at_the_end_only_if_it_is_still_there(tmp_path, what):
+@pytest.mark.parametrize("files", [True, False])
+def test_the_best_model_is_loaded_at_the_end_only_if_it_is_still_there(tmp_path, files):
     best = [*BEST, 'save_strategy="best"', "save_total_limit=1"]
-    trainer = trainer_of(tmp_path, "--steps", "12", "--eval", "2", "--best", "4", "--set", *best)
-    trainer.save_memory_steps = 0
-    trainer.add_callback(Losing(what))
+    trainer = trainer_of(tmp_path, "--steps", "12", "--memory", "0", "--eval", "2", "--best", "4", "--set", *best)
+    trainer.add_callback(Losing(trainer, files=files))
     trainer.train()
     found = trainer.state.best_model_checkpoint
-    assert found == (None if what == "files" else str(tmp_path / "checkpoint-4"))
+    assert found == (None if files else str(tmp_path / "checkpoint-4"))
     if found:
         loaded = AutoModelForCausalLM.from_pretrained(found)
-        assert digest(dict(loaded.state_dict())) == digest(dict(trainer.model.state_dict()))
+        assert digest(dict(loaded.state_dict())) == weights(trainer)

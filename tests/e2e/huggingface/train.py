@@ -10,7 +10,7 @@ from transformers import Trainer
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from fastckpt._core.snapshot import mutation_check
 from fastckpt.huggingface import FastCheckpointMixin, FastCheckpointTrainer, get_last_checkpoint
-from tests.e2e.huggingface.stock import parse_arguments, run
+from tests.e2e.huggingface.stock import make_trainer, parse_arguments, run
 from tests.faults.faults import inject_requested_faults
 
 
@@ -27,6 +27,20 @@ def kind_of(args: argparse.Namespace) -> tuple[type, dict[str, Any]]:
     """The class of a trainer, and what its constructor takes beside Trainer's arguments."""
     kinds = {"fast": FastCheckpointTrainer, "own": OwnTrainer}
     return kinds[args.kind], {"save_memory_steps": args.memory, "checkpoint_options": {"overlap": args.overlap}}
+
+
+def trainer_of(folder: Path, *script: str, ours: bool = True) -> Any:
+    """A trainer of this process alone: ours or stock."""
+    options = ["--out", str(folder), "--checkpoint-dir", str(folder), "--memory", "1", "--steps", "6", "--disk", "3"]
+    args = parse_arguments(*options, *script)
+    kind, more = kind_of(args) if ours else (Trainer, {})
+    return make_trainer(args, kind, **more)
+
+
+def trained(folder: Path, *script: str, ours: bool = True, resume: str | bool = False) -> Any:
+    trainer = trainer_of(folder, *script, ours=ours)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
 
 
 def main() -> None:
