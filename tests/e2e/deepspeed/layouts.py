@@ -28,19 +28,15 @@ from tests.e2e.deepspeed.engines import config
 logger.setLevel("WARNING")
 
 
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(8, 8)
-        self.moe = MoE(8, expert=nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)), num_experts=4, ep_size=2, k=1)
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.moe(self.first(batch))[0]
+class First(nn.Module):
+    def forward(self, found: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return found[0]
 
 
 def experts() -> Any:
     torch.manual_seed(7)
-    model = Experts()
+    expert = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+    model = nn.Sequential(nn.Linear(8, 8), MoE(8, expert=expert, num_experts=4, ep_size=2, k=1), First())
     parameters = {"params": [*model.parameters()], "name": "parameters"}
     groups = split_params_into_different_moe_groups_for_optimizer(parameters)
     settings = config(2, bf16={"enabled": True})

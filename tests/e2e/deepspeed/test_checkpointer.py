@@ -10,6 +10,7 @@ from fastckpt import Checkpointer
 from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType, files_of, reads
 from fastckpt.deepspeed.topology import NAME
 from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
+from tests.e2e.ddp.conftest import flip
 from tests.e2e.deepspeed.engines import config, engine_of, small, train
 from tests.e2e.deepspeed.test_stock import assert_same_files
 
@@ -96,31 +97,27 @@ def test_a_loaded_engine_does_not_alias_shared_memory(directory, stage):
 
 
 def test_arguments_of_save_and_load_checkpoint_act_as_in_deepspeed(directory):
-    """Of stage 3 a model alone is put together from the shards of all."""
+    """Of stage 3 a model alone is put together from the shards of all; frozen parameters may be left out."""
     engine = engine_of(small(), config(3))
     with DeepSpeedCheckpointer(engine, directory) as one:
         train(engine, 2)
         one.save_checkpoint(directory, client_state={"epoch": 1}, storage_type=MEMORY)
-        trained = {name: value.clone() for name, value in _full(engine).items()}
-        other = engine_of(small(), config(3))
-        one._engine = other
+        one._engine = other = engine_of(small(), config(3))
         _, client = one.load_checkpoint(directory, load_optimizer_states=False, load_lr_scheduler_states=False)
         assert client["epoch"] == 1
+        trained = _full(engine)
         assert all(torch.equal(value, trained[name]) for name, value in _full(other).items())
-
-
-def test_frozen_parameters_are_saved_as_deepspeed_does(directory):
     model = small()
     model[0].weight.requires_grad_(False)
     engine = engine_of(model, config(2))
-    with DeepSpeedCheckpointer(engine, directory) as one:
+    with DeepSpeedCheckpointer(engine, directory / "frozen") as one:
         train(engine)
         for tag, without in [("all", False), ("less", True)]:
-            one.save_checkpoint(directory, tag, exclude_frozen_parameters=without)
+            one.save_checkpoint(directory / "frozen", tag, exclude_frozen_parameters=without)
             one.wait_latest_checkpoint()
-            saved = torch.load(directory / tag / "mp_rank_00_model_states.pt", weights_only=False)
+            saved = torch.load(directory / "frozen" / tag / "mp_rank_00_model_states.pt", weights_only=False)
             assert ("0.weight" in saved["module"]) is not without
-        one.load_checkpoint(directory, "less", load_module_strict=False)
+        one.load_checkpoint(directory / "frozen", "less", load_module_strict=False)
 
 
 def test_a_damaged_checkpoint_and_a_newer_one_of_stock_are_passed_over(directory, caplog):
@@ -136,10 +133,7 @@ def test_a_damaged_checkpoint_and_a_newer_one_of_stock_are_passed_over(directory
         assert engine.global_steps == 2 and "is passed over for step 2" in caplog.text
         one.load_checkpoint(directory, "global_step3")
         assert engine.global_steps == 3
-    path = directory / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(directory / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
         one.load_checkpoint(directory)

@@ -93,6 +93,7 @@ WEIGHTS = "load its weights into the model before"
         (config(1), config(3), f"zero_stage 1, now 3.*{WEIGHTS}"),
         (config(0), config(3), WEIGHTS),
         (config(3), config(2), WEIGHTS),
+        (config(1), config(2), ""),
     ],
 )
 def test_a_checkpoint_of_another_kind_is_refused_with_a_remedy_that_works(directory, saved, now, says):
@@ -101,20 +102,13 @@ def test_a_checkpoint_of_another_kind_is_refused_with_a_remedy_that_works(direct
         train(engine)
         one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
         one._engine = other = engine_of(small(), now)
-        with pytest.raises(ConfigError, match=says):
-            one.load_checkpoint(directory)
-        assert other.global_steps == 0
+        if says:
+            with pytest.raises(ConfigError, match=says):
+                one.load_checkpoint(directory)
+            assert other.global_steps == 0
         if WEIGHTS not in says:
-            one.load_checkpoint(directory, load_optimizer_states=False)
-            assert other.global_steps == 1
-            assert says != ALONE or all(map(torch.equal, engine.module.parameters(), other.module.parameters()))
-
-
-def test_a_checkpoint_of_stage_1_loads_into_stage_2(directory):
-    engine = engine_of(small(), config(1))
-    with DeepSpeedCheckpointer(engine, directory) as one:
-        train(engine)
-        one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
-        one._engine = engine_of(small(), config(2))
-        one.load_checkpoint(directory)
-        assert one.loaded_step == 1
+            one.load_checkpoint(directory, load_optimizer_states=not says)
+            assert other.global_steps == one.loaded_step == 1
+            assert says not in (ALONE, "") or all(
+                map(torch.equal, engine.module.parameters(), other.module.parameters())
+            )

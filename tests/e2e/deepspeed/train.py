@@ -1,10 +1,7 @@
-"""A small training with DeepSpeed; logs as tests/faults/train.py does, for the same machinery."""
+"""The training with DeepSpeed: a scheduler, a frozen layer, a buffer of each rank, and client state."""
 
-import argparse
-import gc
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +10,19 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import deepspeed.runtime.zero.muon.muon_optimizer  # as deepspeed.initialize does: forked workers have it already
 import torch
-import torch.distributed as dist
 from deepspeed.utils import logger, safe_get_full_fp32_param, safe_get_full_optimizer_state
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from fastckpt._core.snapshot import mutation_check
-from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType
+from fastckpt.deepspeed import DeepSpeedCheckpointer, SaveResult, StorageType
 from tests.e2e.deepspeed import gloo  # noqa: F401 (for what it does)
-from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.faults import inject_requested_faults
+from tests.faults import training
+from tests.faults.training import Run, Training
 
 BUCKET = 10_000
 """Numbers: more than the model has. DeepSpeed would fill buffers of a GB at each start, for MALLOC_PERTURB_."""
 
-warnings.filterwarnings("ignore")
 logger.setLevel("WARNING")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = parser_of_all()
-    parser.add_argument("--stage", type=int, default=2)
-    parser.add_argument("--dtype", default="fp32", help="fp32, bf16, or bf16-fp32: with gradients in fp32")
-    parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--universal", action="store_true", help="load what ds_to_universal made")
-    return parser.parse_args()
 
 
 def config(stage: int, dtype: str, universal: bool = False) -> dict[str, Any]:
@@ -96,65 +81,52 @@ def weights(engine: Any) -> dict[str, Any]:
     return found
 
 
-def state(engine: Any, table: torch.Tensor) -> list[Any]:
-    """What DeepSpeed saves."""
-    return [weights(engine), engine.lr_scheduler.state_dict(), table]
+class DeepSpeed(Training):
+    """All that DeepSpeed saves, and a table in the client state."""
 
+    def __init__(self, run: Run) -> None:
+        deepspeed.init_distributed("gloo", verbose=False)
+        super().__init__(run)
+        args, self.model = self.args, build()
+        self._dtype = torch.bfloat16 if args.dtype.startswith("bf16") else torch.float32
+        self.trained, *_ = deepspeed.initialize(
+            model=self.model,
+            model_parameters=[parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            config=config(args.stage, args.dtype, args.universal),
+        )
+        torch.manual_seed(11 + self.rank)
+        self.checkpointer = DeepSpeedCheckpointer(self.trained, args.checkpoint_dir, overlap=args.overlap)
 
-def train(args: argparse.Namespace) -> None:
-    deepspeed.init_distributed("gloo", verbose=False)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    log, model = Log(args.out, rank), build()
-    dtype = torch.bfloat16 if args.dtype.startswith("bf16") else torch.float32
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
-        config=config(args.stage, args.dtype, args.universal),
-    )
-    torch.manual_seed(11 + rank)
-    inject_requested_faults(rank, args.out)
-    if args.overlap:
-        mutation_check.WORTH = 1  # the largest storage has some 100 bytes
-    checkpointer = DeepSpeedCheckpointer(engine, args.checkpoint_dir, overlap=args.overlap)
-    _, client = checkpointer.load_checkpoint(args.checkpoint_dir)
-    client = client or {"step": 0, "table": torch.zeros(100)}
-    step, table = client["step"], client["table"]
-    assert step == engine.global_steps
-    start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
-    found = digest(state(engine, table)) if step else ""
-    log(loaded=step, tier=checkpointer.loaded_from, pid=os.getpid(), start=start, world=world, state=found)
-    pending = 0
-    while step < args.steps:
-        step += 1
-        loss = engine(torch.randn(4, 7).to(dtype)).float().square().mean()
-        engine.backward(loss)
-        engine.step()
-        table += step
-        log(step=step, loss=loss.item().hex())
-        if pending:
-            log(saved=pending)
-            pending = 0
-        if step % args.memory == 0 or step % args.disk == 0:
-            client = {"step": step, "table": table}
-            place = StorageType.MEMORY if step % args.disk else StorageType.DISK
-            result = checkpointer.save_checkpoint(args.checkpoint_dir, client_state=client, storage_type=place)
-            if result.pending:
-                pending = step
-                log(pending=step)
-            else:
-                log(**({"saved": step} if result.saved else {"skipped": step, "reason": result.reason}))
-    dist.barrier()
-    end = [state(engine, table), dict(engine.module.named_buffers()), torch.get_rng_state()]
-    (args.out / f"end.{rank}").write_text(digest(end))
-    log(end=step, state=digest(end[0]))
-    if rank == 0:
-        torch.save(end[0][0], args.out / "weights")
-    checkpointer.close()
-    engine.destroy()
+    def resume(self) -> int:
+        _, client = self.checkpointer.load_checkpoint(self.args.checkpoint_dir)
+        self._client = client or {"step": 0, "table": torch.zeros(100)}
+        assert self._client["step"] == self.trained.global_steps
+        return int(self._client["step"])
+
+    def advance(self, step: int) -> torch.Tensor:
+        loss: torch.Tensor = self.trained(torch.randn(4, 7).to(self._dtype)).float().square().mean()
+        self.trained.backward(loss)
+        self.trained.step()
+        self._client = {"step": step, "table": self._client["table"] + step}
+        return loss
+
+    def save(self, step: int, place: StorageType) -> SaveResult:
+        return self.checkpointer.save_checkpoint(
+            self.args.checkpoint_dir, client_state=self._client, storage_type=place
+        )
+
+    def whole(self) -> Any:
+        own = {} if self.args.full else dict(self.model.named_buffers())  # each rank has others
+        return [weights(self.trained), self.trained.lr_scheduler.state_dict(), self._client, own]
+
+    def close(self) -> None:
+        self.checkpointer.close()
+        self.trained.destroy()
 
 
 if __name__ == "__main__":
-    train(parse_arguments())
-    gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
+    parser = training.parser()
+    parser.add_argument("--stage", type=int, default=2)
+    parser.add_argument("--dtype", default="fp32", help="fp32, bf16, or bf16-fp32: with gradients in fp32")
+    parser.add_argument("--universal", action="store_true", help="load what ds_to_universal made")
+    training.main(DeepSpeed, parser.parse_args())
