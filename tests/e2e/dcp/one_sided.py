@@ -1,8 +1,8 @@
-"""Loads in which one of two ranks fails, one after the other; what each rank was told goes to ``<out>/log.<rank>``."""
+"""Loads in which one of two ranks fails, one after the other; what each rank was told goes to ``log.<rank>``."""
 
-import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -39,31 +39,19 @@ def fail(*_: Any, **__: Any) -> None:
     raise OddError("odd")
 
 
-class Trap:
-    """Raises when it is unpickled, on the rank that is the victim."""
-
-    victim = -1
-
-    def __init__(self) -> None:
-        self.value = 1
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if dist.get_rank() == self.victim:
-            fail()
-
-
 class Part:
-    """A part of a training run that cannot be loaded if it ``fails``."""
+    """Cannot be loaded, nor unpickled, on a rank on which it ``fails``."""
 
-    def __init__(self, *, fails: bool) -> None:
-        self._fails = fails
+    fails = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": 1}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._fails:
+        if self.fails:
             fail()
+
+    __getstate__, __setstate__ = state_dict, load_state_dict
 
 
 def failing_at(method: str) -> DefaultLoadPlanner:
@@ -149,32 +137,35 @@ def of_shards(folder: Path) -> dict[str, Case]:
 
 
 def of_parts(folder: Path) -> dict[str, Case]:
-    def run(*, fails: bool, saves: bool = False) -> None:
+    def run(fails: bool, *, saves: bool = False) -> None:
         model = fully_shard(nn.Linear(4, 4))
-        sgd, part = torch.optim.SGD(model.parameters(), lr=0.1), Part(fails=fails)
-        with Checkpointer(folder, model=model, optimizer=sgd, every=1, others={"part": part}, overlap=False) as one:
-            step = one.resume()
-            assert step == (0 if saves else 1)
-            if saves:
-                one.step(1)
+        sgd, Part.fails = torch.optim.SGD(model.parameters(), lr=0.1), fails
+        given = {"model": model, "optimizer": sgd, "every": 1, "others": {"part": Part()}, "overlap": False}
+        try:
+            with Checkpointer(folder / "parts", **given) as one:
+                assert one.resume() == (0 if saves else 1)
+                if saves:
+                    one.step(1)
+        finally:
+            Part.fails = False
 
-    run(fails=False, saves=True)
-    return {"part: odd": lambda is_victim: run(fails=is_victim), "loaded": lambda _: run(fails=False)}
+    run(False, saves=True)
+    return {"part: odd": run, "loaded": lambda _: run(False)}
 
 
-def of_files(folder: Path, victim: int) -> dict[str, Case]:
+def of_files(folder: Path) -> dict[str, Case]:
     checkpointer = DdpCheckpointer(folder / "ddp", weights_only=False)
-    checkpointer.save_checkpoint(1, {"w": torch.ones(3)}, rank_state={"trap": Trap()}, storage_type=StorageType.MEMORY)
+    checkpointer.save_checkpoint(1, {"w": torch.ones(3)}, rank_state={"trap": Part()}, storage_type=StorageType.MEMORY)
     rank = dist.get_rank()
     native = FolderCheckpointer(folder / "native", RequiredFiles("main.bin", f"own_{rank}.bin"))
     native.save_checkpoint(1, ({"main.bin": Raw(b"1")} if rank == 0 else {}) | {f"own_{rank}.bin": Raw(b"2")})
 
     def trapped(is_victim: bool) -> None:
-        Trap.victim = victim
+        Part.fails = is_victim
         try:
             checkpointer.load_checkpoint()
         finally:
-            Trap.victim = -1
+            Part.fails = False
 
     def opened(*, fails: bool) -> None:
         found = native.find()
@@ -266,28 +257,19 @@ def outcome(case: Case, *, is_victim: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--victim", type=int)
-    arguments = parser.parse_args()
+    """Run all cases with rank 0 as the victim, then with rank 1."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=SOON))
-    folder, victim = arguments.out / "checkpoints", arguments.victim
     reader.TOGETHER = 1.0
-    kinds: dict[str, Callable[[], dict[str, Case]]] = {
-        "dcp": lambda: of_dcp(folder),
-        "shards": lambda: of_shards(folder),
-        "sharded parts": lambda: of_parts(folder / "sharded"),
-        "files": lambda: of_files(folder, victim),
-        "saves": lambda: of_saves(folder),
-        "refused": lambda: of_refused(folder),
-    }
-    is_victim = dist.get_rank() == victim
-    said = {
-        f"{kind}, {name}": outcome(case, is_victim=is_victim)
-        for kind, make in kinds.items()
-        for name, case in make().items()
-    }
-    (arguments.out / f"log.{dist.get_rank()}").write_text(json.dumps(said))
+    rank, out = dist.get_rank(), Path(sys.argv[1])
+    said = [
+        {
+            f"{make.__name__}, {name}": outcome(case, is_victim=rank == victim)
+            for make in (of_dcp, of_shards, of_parts, of_files, of_saves, of_refused)
+            for name, case in make(out / f"victim-{victim}").items()
+        }
+        for victim in (0, 1)
+    ]
+    (out / f"log.{rank}").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
 

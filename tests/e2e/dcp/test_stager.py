@@ -1,7 +1,6 @@
 """dcp.async_save with our stager in a job of one rank: the state is copied once and never torn."""
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,10 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryStager, SharedMemoryWriter
 from fastckpt.errors import ConfigError
 from tests.e2e.dcp.states import same, zeros
+from tests.e2e.ddp.conftest import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 DEADLINE = 60.0
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[SharedMemoryWriter]:
-    with SharedMemoryWriter(tmp_path / "run") as made:
-        yield made
 
 
 @pytest.fixture
@@ -45,10 +39,14 @@ def spoil(values: dict[str, Any]) -> None:
     del values["text"]
 
 
-def load(writer: SharedMemoryWriter) -> dict[str, Any]:
-    loaded = zeros(state(0))
-    dcp.load(loaded, storage_reader=SharedMemoryReader(writer))
-    return loaded
+def start(writer: SharedMemoryWriter, step: int, values: Any = None, **options: Any) -> Any:
+    """Save in the background; the future."""
+    return dcp.async_save(values or state(step), storage_writer=writer, checkpoint_id=str(step), **options)
+
+
+def has(reader: SharedMemoryReader, wanted: dict[str, Any]) -> bool:
+    dcp.load(loaded := zeros(state(0)), storage_reader=reader)
+    return same(loaded, wanted)
 
 
 class Late(DefaultSavePlanner):
@@ -71,43 +69,45 @@ class Late(DefaultSavePlanner):
         return data
 
 
-def test_a_state_may_change_as_soon_as_the_save_returns(writer: SharedMemoryWriter, stager: SharedMemoryStager):
+def test_a_state_may_change_as_soon_as_the_save_returns(
+    writer: SharedMemoryWriter, reader: SharedMemoryReader, stager: SharedMemoryStager
+):
     assert isinstance(stager, AsyncStager)
     for step in (1, 2):
         values, planner = state(step), Late(0.05)
-        future = dcp.async_save(
-            values, storage_writer=writer, checkpoint_id=str(step), planner=planner, async_stager=stager
-        )
+        future = start(writer, step, values, planner=planner, async_stager=stager)
         place = values["model"]["weight"].data_ptr()
         spoil(values)
         future.result(DEADLINE)
         assert planner.places == [place], "it is copied from where it is, and nowhere else"
-        assert writer.result and same(load(writer), state(step))
+        assert writer.result and has(reader, state(step))
 
 
 def test_an_async_save_does_not_wait_for_the_commit_and_later_saves_do(
-    writer: SharedMemoryWriter, stager: SharedMemoryStager, monkeypatch: pytest.MonkeyPatch
+    writer: SharedMemoryWriter,
+    reader: SharedMemoryReader,
+    stager: SharedMemoryStager,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     finish, go = writer.finish, threading.Event()
     monkeypatch.setattr(writer, "finish", lambda **given: (go.wait(DEADLINE), finish(**given)))
-    options = {"storage_writer": writer, "async_stager": stager}
-    first = dcp.async_save(state(1), checkpoint_id="1", **options)
+    first = start(writer, 1, async_stager=stager)
     assert not first.done()
     threading.Timer(0.1, go.set).start()
-    second = dcp.async_save(state(2), checkpoint_id="2", **options)
+    second = start(writer, 2, async_stager=stager)
     assert first.done(), "a second one comes after it"
     second.result(DEADLINE)
     go.clear()
-    third = dcp.async_save(state(3), checkpoint_id="3", **options)
+    third = start(writer, 3, async_stager=stager)
     assert not third.done()
     threading.Timer(0.1, go.set).start()
     dcp.save(state(4), storage_writer=writer, checkpoint_id="4")
     assert third.done() and third.exception() is None, "so does one of this thread"
-    assert same(load(writer), state(4))
+    assert has(reader, state(4))
 
 
 def test_an_async_save_that_fails_or_is_refused_does_not_end_training(
-    tmp_path: Path, writer: SharedMemoryWriter, stager: SharedMemoryStager
+    tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader, stager: SharedMemoryStager
 ):
     class Failing(DefaultSavePlanner):
         def create_local_plan(self) -> SavePlan:
@@ -125,37 +125,29 @@ def test_an_async_save_that_fails_or_is_refused_does_not_end_training(
         with pytest.raises((CheckpointException, ConfigError), match=why):
             dcp.async_save(state(1), checkpoint_id=checkpoint_id, async_stager=stager, **options).result(DEADLINE)
         dcp.save(state(2), storage_writer=writer, checkpoint_id=f"{2 * step + 2}")
-        newest = f"{2 * step + 3}"
-        dcp.async_save(state(3), storage_writer=writer, checkpoint_id=newest, async_stager=stager).result(DEADLINE)
-        assert same(load(writer), state(3))
+        start(writer, 2 * step + 3, state(3), async_stager=stager).result(DEADLINE)
+        assert has(reader, state(3))
     assert not (other / ".metadata").exists()
 
 
-def test_an_async_save_overtaken_by_another_fails(writer: SharedMemoryWriter):
+def test_an_async_save_overtaken_by_another_fails(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     """Else its state would pass for the other's. DCP's own stager waits for nothing."""
     late = Late(DEADLINE)
-    first = dcp.async_save(state(1), storage_writer=writer, checkpoint_id="1", planner=late)
-    until_begun(writer, 1)
-    second = dcp.async_save(state(2), storage_writer=writer, checkpoint_id="2", planner=Late(0.2))
-    until_begun(writer, 2)
+    first = start(writer, 1, planner=late)
+    until(lambda: writer._step == 1, "the first save")
+    second = start(writer, 2, planner=Late(0.2))
+    until(lambda: writer._step == 2, "the second save")
     late.go.set()
     with pytest.raises(CheckpointException, match="wait for the future"):
         first.result(DEADLINE)
     second.result(DEADLINE)
-    assert writer.result and same(load(writer), state(2))
+    assert writer.result and has(reader, state(2))
 
 
-def until_begun(writer: SharedMemoryWriter, step: int) -> None:
-    while writer._step != step:
-        time.sleep(0.001)
-
-
-def test_close_waits_for_a_copy_in_progress(tmp_path: Path):
+def test_close_waits_for_a_copy_in_progress(writer: SharedMemoryWriter):
     """What it is copied to is unmapped then."""
-    writer, late = SharedMemoryWriter(tmp_path / "run"), Late(0.1)
-    future = dcp.async_save(state(1), storage_writer=writer, checkpoint_id="1", planner=late)
-    while not writer._turn.locked():
-        time.sleep(0.001)
+    future = start(writer, 1, planner=(late := Late(0.1)))
+    until(writer._turn.locked, "the copy")
     writer.close()
     assert len(late.places) == 1 and writer.last is not None
     if (error := future.exception(DEADLINE)) is not None:
@@ -163,7 +155,9 @@ def test_close_waits_for_a_copy_in_progress(tmp_path: Path):
 
 
 @pytest.mark.gpu
-def test_staging_waits_for_the_stream_of_training(writer: SharedMemoryWriter, stager: SharedMemoryStager):
+def test_staging_waits_for_the_stream_of_training(
+    writer: SharedMemoryWriter, reader: SharedMemoryReader, stager: SharedMemoryStager
+):
     found = torch.accelerator.current_accelerator()
     assert found is not None and torch.accelerator.is_available(), "pytest -m gpu needs an accelerator"
     values, loaded = (torch.zeros(1 << 24, device=found) for _ in range(2))
@@ -173,17 +167,19 @@ def test_staging_waits_for_the_stream_of_training(writer: SharedMemoryWriter, st
             for _ in range(200):
                 matrix = matrix @ matrix / 4096
             values.fill_(step)
-            saving = {"storage_writer": writer, "async_stager": stager, "checkpoint_id": str(step)}
-            future = dcp.async_save({"values": values}, **saving)
+            future = start(writer, step, {"values": values}, async_stager=stager)
             values.fill_(-1)
         future.result(DEADLINE)
         torch.accelerator.synchronize()
-        dcp.load({"values": loaded}, storage_reader=SharedMemoryReader(writer))
+        dcp.load({"values": loaded}, storage_reader=reader)
         assert torch.equal(loaded, torch.full_like(loaded, step))
 
 
 def test_staging_waits_for_pending_writes_of_a_device(
-    writer: SharedMemoryWriter, stager: SharedMemoryStager, monkeypatch: pytest.MonkeyPatch
+    writer: SharedMemoryWriter,
+    reader: SharedMemoryReader,
+    stager: SharedMemoryStager,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """It was launched in a stream of the training thread; DCP's thread has another."""
     values = state(1)
@@ -193,7 +189,7 @@ def test_staging_waits_for_pending_writes_of_a_device(
             values["model"]["weight"].fill_(2)
 
     monkeypatch.setattr("fastckpt.dcp.stager._all_launched", Written)
-    future = dcp.async_save(values, storage_writer=writer, checkpoint_id="1", async_stager=stager)
+    future = start(writer, 1, values, async_stager=stager)
     spoil(values)
     future.result(DEADLINE)
-    assert torch.equal(load(writer)["model"]["weight"], state(2)["model"]["weight"])
+    assert has(reader, state(1) | {"model": state(2)["model"]})

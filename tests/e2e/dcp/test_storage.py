@@ -1,7 +1,6 @@
 """dcp.save, dcp.async_save and dcp.load with our writer and reader, in a job of one rank."""
 
 import pickle
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,9 @@ from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, StorageType
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint
 from tests.e2e.dcp.states import same
+from tests.e2e.ddp.conftest import flip
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[SharedMemoryWriter]:
-    with SharedMemoryWriter(tmp_path / "run") as made:
-        yield made
-
-
-@pytest.fixture
-def reader(writer: SharedMemoryWriter) -> SharedMemoryReader:
-    return SharedMemoryReader(writer)
 
 
 def state(value: float, text: str = "") -> dict[str, Any]:
@@ -63,14 +52,6 @@ def load(reader: SharedMemoryReader, checkpoint_id: Any = None) -> dict[str, Any
     loaded = state(-1)
     dcp.load(loaded, storage_reader=reader, checkpoint_id=checkpoint_id)
     return loaded
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 @pytest.mark.parametrize("caches", [False, True])
@@ -140,36 +121,29 @@ def test_a_dcp_step_is_loaded_by_any_of_its_names(writer: SharedMemoryWriter, re
     assert same(load(reader), state(20)), "what is saved after a load is newer than all before"
 
 
-def test_a_dcp_save_of_no_step_or_elsewhere_is_refused(writer: SharedMemoryWriter, reader: SharedMemoryReader):
-    for name in ("/elsewhere/checkpoint-1", "/elsewhere/step-1", f"{writer._writer.directory}/1", "run", ""):
-        with pytest.raises(ConfigError, match="checkpoint-<step>"):
-            dcp.save(state(1), storage_writer=writer, checkpoint_id=name)
-    with pytest.raises(CheckpointException, match="which step"):
-        dcp.save(state(1), storage_writer=writer)
-    with pytest.raises(ConfigError, match="use_collectives"):
-        save(writer, 1, use_collectives=False)
-    with pytest.raises(TypeError, match="THREAD"):
-        pickle.dumps(writer)
-    assert AsyncCheckpointerType.THREAD.value == "thread"
-    save(writer, 1)
-    with pytest.raises(CheckpointException, match="was saved before"):
-        save(writer, 1, state(5))
-    with pytest.raises(CheckpointException, match="comes after step 1"):
-        save(writer, 0)
-    assert same(load(reader), state(1))
-    writer.close()
-    with pytest.raises(CheckpointException, match="the checkpointer is closed"):
-        save(writer, 2)
-
-
-def test_a_dcp_save_that_failed_leaves_the_one_before_and_can_be_repeated(
+def test_a_dcp_save_that_is_refused_or_fails_leaves_the_one_before_and_can_be_repeated(
     tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader
 ):
+    with pytest.raises(CheckpointException, match="no such checkpoint yet"):
+        load(reader)
     save(writer, 1)
+    elsewhere = "/elsewhere/checkpoint-1", "/elsewhere/step-1", f"{writer._writer.directory}/1", "run", ""
+    for error, why, checkpoint_id, options in (
+        *((ConfigError, "checkpoint-<step>", name, {}) for name in elsewhere),
+        (CheckpointException, "which step", None, {}),
+        (ConfigError, "use_collectives", "2", {"use_collectives": False}),
+        (CheckpointException, "was saved before", "1", {}),
+        (CheckpointException, "comes after step 1", "0", {}),
+    ):
+        with pytest.raises(error, match=why):
+            dcp.save(state(5), storage_writer=writer, checkpoint_id=checkpoint_id, **options)
+    with pytest.raises(CheckpointException, match="no such checkpoint yet"):
+        load(reader, "5")
     for _ in range(3):
+        assert same(load(reader), state(1))
         with pytest.raises(CheckpointException, match="no data"):
             save(writer, 2, planner=Failing())
-        assert same(load(reader), state(1))
+    assert same(load(reader), state(1))
     save(writer, 2, state(20))
     with pytest.raises(CheckpointException, match="was saved before"):
         save(writer, 2, state(30))
@@ -177,6 +151,12 @@ def test_a_dcp_save_that_failed_leaves_the_one_before_and_can_be_repeated(
     save(writer, 3)
     assert writer.wait() == 3
     assert [stored.id.step for stored in CheckpointDirectory(tmp_path / "run").checkpoints()] == [3, 2, 1]
+    with pytest.raises(TypeError, match="THREAD"):
+        pickle.dumps(writer)
+    assert AsyncCheckpointerType.THREAD.value == "thread"
+    writer.close()
+    with pytest.raises(CheckpointException, match="the checkpointer is closed"):
+        save(writer, 4)
 
 
 @pytest.mark.parametrize("reason", ["loaded meanwhile", "no slot is free"])
@@ -223,15 +203,6 @@ def test_a_dcp_load_finds_a_damaged_byte_in_memory_and_on_storage(tmp_path: Path
     assert len(list((tmp_path / ".fastckpt").glob("quarantine-*"))) == 1
 
 
-def test_a_dcp_load_without_any_checkpoint_is_an_error(writer: SharedMemoryWriter, reader: SharedMemoryReader):
-    with pytest.raises(CheckpointException, match="no such checkpoint yet"):
-        load(reader)
-    save(writer, 1)
-    with pytest.raises(CheckpointException, match="no such checkpoint yet"):
-        load(reader, "5")
-    assert same(load(reader), state(1))
-
-
 def test_a_load_of_more_names_than_were_saved_keeps_those_if_the_planner_is_not_strict(
     writer: SharedMemoryWriter, reader: SharedMemoryReader
 ):
@@ -243,18 +214,16 @@ def test_a_load_of_more_names_than_were_saved_keeps_those_if_the_planner_is_not_
     assert same(loaded, {"w": torch.ones(3), "more": torch.full((3,), 5.0)})
 
 
-def fail_to_load(reader: SharedMemoryReader) -> None:
-    with pytest.raises(CheckpointException, match="Missing key"):
-        dcp.load({"unknown": torch.zeros(3)}, storage_reader=reader)
-
-
-@pytest.mark.parametrize("use", [fail_to_load, SharedMemoryReader.find])
+@pytest.mark.parametrize("never_loads", [False, True])
 def test_a_load_that_fails_or_never_comes_blocks_no_later_saves(
-    writer: SharedMemoryWriter, reader: SharedMemoryReader, use: Callable[[SharedMemoryReader], object]
+    writer: SharedMemoryWriter, reader: SharedMemoryReader, never_loads: bool
 ):
     for step in (1, 2, 3):
         save(writer, step)
-    use(reader)
+    assert reader.find() == 3
+    if not never_loads:
+        with pytest.raises(CheckpointException, match="Missing key"):
+            dcp.load({"unknown": torch.zeros(3)}, storage_reader=reader)
     for step in (4, 5, 6, 7):
         save(writer, step)
         assert writer.result, "nothing is kept in memory for a load that is over"

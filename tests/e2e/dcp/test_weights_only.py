@@ -136,28 +136,29 @@ class Unknown:
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_a_value_that_would_not_load_is_refused_by_name_when_it_is_saved(tmp_path: Path):
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_value_of_an_unknown_class_is_refused_by_name_when_it_is_saved_or_comes_back(
+    tmp_path: Path, weights_only: bool
+):
     refused = r"note is a .*Unknown, which torch.load\(weights_only=True\) refuses.* \(FC-006"
     extra = {"plain": [1, {"a": (2.5, None, True)}, torch.float32, b"b"], "at": 5}
-    with FsdpShardCheckpointer(tmp_path / "run") as checkpointer:
-        with pytest.raises(NotLoadable, match=refused):
-            checkpointer.save_checkpoint(1, model(), extra_sd=extra | {"note": Unknown()})
-        assert checkpointer.save_checkpoint(2, model(), extra_sd=extra)
-        assert checkpointer.load_checkpoint(model()) == extra
-    with SharedMemoryWriter(tmp_path / "other") as writer:
-        with pytest.raises(CheckpointException, match=refused):
-            dcp.save({"note": Unknown()}, storage_writer=writer, checkpoint_id="1")
-        dcp.save({"note": extra}, storage_writer=writer, checkpoint_id="2")
-
-
-def test_a_value_of_any_class_comes_back_if_files_are_trusted(tmp_path: Path):
-    with FsdpShardCheckpointer(tmp_path / "run", weights_only=False) as checkpointer:
-        assert checkpointer.save_checkpoint(1, model(), extra_sd={"note": Unknown()})
-        assert checkpointer.load_checkpoint(model()) == {"note": Unknown()}
-    with SharedMemoryWriter(tmp_path / "other", weights_only=False) as writer:
-        dcp.save({"note": Unknown()}, storage_writer=writer, checkpoint_id="1")
-        dcp.load(state := {"note": None}, storage_reader=SharedMemoryReader(writer))
-        assert state == {"note": Unknown()}
+    odd = extra | {"note": Unknown()}
+    with FsdpShardCheckpointer(tmp_path / "run", weights_only=weights_only) as checkpointer:
+        if weights_only:
+            with pytest.raises(NotLoadable, match=refused):
+                checkpointer.save_checkpoint(1, model(), extra_sd=odd)
+        for step, each in enumerate([extra] if weights_only else [extra, odd], start=2):
+            assert checkpointer.save_checkpoint(step, model(), extra_sd=each)
+            assert checkpointer.load_checkpoint(model()) == each
+    with SharedMemoryWriter(tmp_path / "other", weights_only=weights_only) as writer:
+        if weights_only:
+            with pytest.raises(CheckpointException, match=refused):
+                dcp.save({"note": Unknown()}, storage_writer=writer, checkpoint_id="1")
+        note = extra if weights_only else Unknown()
+        dcp.save({"note": note}, storage_writer=writer, checkpoint_id="2")
+        if not weights_only:
+            dcp.load(state := {"note": None}, storage_reader=SharedMemoryReader(writer))
+            assert state == {"note": note}
 
 
 def test_shards_that_a_framework_loads_by_itself_are_looked_at_first(tmp_path: Path):
