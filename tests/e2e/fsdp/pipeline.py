@@ -1,8 +1,8 @@
 """A pipeline of torch.distributed.pipelining, FSDP2 within its two stages, with three lines for checkpoints.
 
-Both stages have the same names and shapes. Logs as tests/faults/train.py does; ``loss`` stands for what a rank has of
-the loss, and for its weights. The full state of a stage after each save goes to ``<out>/full.<stage>.<step>``, and what
-is loaded is compared with it.
+Of the model each stage has two chunks, which are interleaved. Both stages have the same names and shapes. Logs as
+tests/faults/train.py does; ``loss`` stands for what a rank has of the loss, and for its weights. The full state of a
+stage after each save goes to ``<out>/full.<stage>.<step>``, and what is loaded is compared with it.
 """
 
 import argparse
@@ -17,31 +17,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from fastckpt import Checkpointer
 from fastckpt._core.snapshot import mutation_check
 from fastckpt.data import ResumableDataLoader
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
-from tests.faults.diary import Log, digest
+from tests.faults.diary import Log, digest, parser_of_all
 from tests.faults.faults import inject_requested_faults
 from tests.faults.programs.fsdp import full_state
 
 warnings.filterwarnings("ignore")
-STAGES, BATCH = 2, 8
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--checkpoint-dir", required=True)
-    parser.add_argument("--chunks", type=int, default=1, help="of the model on each rank: more are interleaved")
-    parser.add_argument("--plain", action="store_true", help="without FSDP2")
-    parser.add_argument("--every", type=int, nargs=2, default=(1, 3), metavar=("MEMORY", "STORAGE"))
-    parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
-    parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
-    return parser.parse_args()
+STAGES, CHUNKS, BATCH, STORAGE = 2, 2, 8, 3
 
 
 def chunk() -> nn.Module:
@@ -53,10 +41,7 @@ def train(args: argparse.Namespace) -> None:
     mesh = init_device_mesh("cpu", (STAGES, world // STAGES), mesh_dim_names=("stages", "data"))
     stage, replica, device = mesh.get_local_rank("stages"), mesh.get_local_rank("data"), torch.device("cpu")
     torch.manual_seed(7 + stage)
-    model = nn.ModuleList(chunk() for _ in range(args.chunks))
-    if not args.plain:
-        for each in model:
-            fully_shard(each, mesh=mesh["data"])
+    model = nn.ModuleList(fully_shard(chunk(), mesh=mesh["data"]) for _ in range(CHUNKS))
     # the stages have other groups of parameters, so their schedulers have other states
     groups = [[p for p in model.parameters() if (p.dim() > 1) == (many or not stage)] for many in (True, False)]
     groups = [list(model.parameters())] if stage == 0 else groups
@@ -69,27 +54,18 @@ def train(args: argparse.Namespace) -> None:
         num_replicas=mesh["data"].size(),
         rank=replica,
     )
-    numbers = [stage + STAGES * number for number in range(args.chunks)]
+    group = mesh["stages"].get_group()
     stages = [
-        PipelineStage(each, number, STAGES * args.chunks, device, group=mesh["stages"].get_group())
-        for each, number in zip(model, numbers, strict=True)
+        PipelineStage(each, stage + STAGES * number, STAGES * CHUNKS, device, group=group)
+        for number, each in enumerate(model)
     ]
-    loss_of = nn.functional.mse_loss
-    schedule = ScheduleGPipe(stages[0], 2, loss_of) if args.chunks == 1 else ScheduleInterleaved1F1B(stages, 2, loss_of)
+    schedule = ScheduleInterleaved1F1B(stages, 2, nn.functional.mse_loss)
     torch.manual_seed(11 + rank)
     mutation_check.WORTH = 1  # states copied in the background are small here
     log = Log(args.out, rank)
     inject_requested_faults(rank, args.out)
-    every = {"memory": args.every[0], "storage": args.every[1]}
-    with Checkpointer(
-        args.checkpoint_dir,
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        data=loader,
-        every=every,
-        stage=stage,
-    ) as checkpointer:
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader, "stage": stage}
+    with Checkpointer(args.checkpoint_dir, every={"memory": 1, "storage": STORAGE}, **parts) as checkpointer:
         step = checkpointer.resume()
         start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
         full = [full_state(model, optimizer), scheduler.state_dict()]
@@ -107,17 +83,17 @@ def train(args: argparse.Namespace) -> None:
             if replica == 0:
                 (args.out / f"full.{stage}.{step}").write_text(digest(full))
             log(step=step, loss=digest([torch.stack(losses) if losses else 0, full]))
-            if checkpointer.step(step) and args.wait and step % args.every[1] == 0:
+            if checkpointer.step(step) and args.stop_at and step % STORAGE == 0:
                 checkpointer._checkpointer.wait_latest_checkpoint()
             log(due=step)
             if 0 < args.stop_at <= step:
                 time.sleep(600)
-    (args.out / f"end.{rank}").write_text(digest([full, torch.get_rng_state()]))
 
 
 if __name__ == "__main__":
-    arguments = parse_arguments()
+    parser = parser_of_all()
+    parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     dist.init_process_group("gloo")
-    train(arguments)
+    train(parser.parse_args())
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Ranks with models on device meshes or in groups of their own ask to save them as one state.
+"""Ranks with models on device meshes or in groups of their own ask to save them as one state; one gives metrics alone.
 
 Of two ranks each is a stage. Four are two groups of two, each with a model under FSDP1 of its own.
 """
@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
 from fastckpt import Checkpointer
+from fastckpt.dcp import shard_plans
 from fastckpt.errors import ConfigError
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 
@@ -57,99 +59,115 @@ class Job:
 
 @dataclass
 class Case:
-    """What the stages have: names of layers, seeds, numbers of stages when it is saved and when it is loaded."""
+    """What the stages have: names of layers, seeds, numbers of stages when it is saved and when it is loaded.
 
+    Attributes:
+        says: Texts between bars, of which each is in what becomes of it; ``second`` is the first rank of the others.
+        ways: To save and to load it.
+    """
+
+    says: str
+    ways: tuple[str, ...] = ("in_three_lines",)
     names: tuple[str, str] = ("0", "0")
     seeds: tuple[int, int] = (0, 1)
     stages: tuple[Any, Any] = (None, None)
     loaded: tuple[Any, Any] | None = None
-    way: str = "shards"
+    kind: str = "shards"
 
-    def job(self, rank: int, *, again: bool = False) -> Job:
-        return Job(self.names[rank], self.seeds[rank] + 10 * again, self.way)
-
-    def stage(self, rank: int, *, again: bool = False) -> Any:
-        return (self.loaded or self.stages)[rank] if again else self.stages[rank]
+    def job(self, stage: int, *, again: bool) -> Job:
+        return Job(self.names[stage], self.seeds[stage] + 10 * again, self.kind)
 
 
-STAGED: dict[str, Any] = {"stages": (0, "last")}
-OF_ALL = {
-    "own names": Case(("0", "1")),
-    "equal names": Case(),
-    "replicas": Case(seeds=(5, 5)),
-    "stages": Case(**STAGED),
+RESUMED, LAST = "resumed 1, equal: True", (0, "last")
+ALL, FULL = ("in_three_lines", "in_full"), ("in_full",)
+OF_BOTH = [
+    Case("0.weight of rank 0 is not that of rank {second}|pipeline stages|give stage= to", ALL),
+    Case(RESUMED, ALL, seeds=(5, 5)),
+    Case("rank {second} has another model than rank 0", FULL, ("0", "1")),
+    Case("params of rank {second} has other parameters than that of rank 0", names=("0", "1")),
+    Case(RESUMED, stages=LAST),
+]
+CASES = {
+    2: [
+        *OF_BOTH,
+        Case(RESUMED, stages=LAST, kind="plain"),
+        Case("give stage= on all ranks, or on none", stages=(0, None)),
+        Case("a number, or a word", stages=("a/b", "a/b")),
+        Case("has the stages 0, last, and this job no stages", stages=LAST, loaded=(None, None)),
+        Case("has the stages 0, last, and this job the stages 0, 1", stages=LAST, loaded=(0, 1)),
+        Case("pipeline stages", names=("0", "1"), kind="plain"),
+        Case("resumed 1", ("in_three_lines", "by_hand"), kind="plain"),
+    ],
+    4: [
+        *OF_BOTH,
+        Case(RESUMED, ALL, seeds=(5, 5), kind="hybrid"),
+        Case("0.weight of rank 0 is not that of rank 2", FULL, kind="flat"),
+        Case("use_orig_params=True, or use fully_shard", kind="flat"),
+        Case("use_orig_params=True, or use fully_shard", stages=LAST, kind="flat"),
+    ],
 }
-OF_TWO_RANKS = OF_ALL | {
-    "plain stages": Case(**STAGED, way="plain"),
-    "one stage": Case(stages=(0, None)),
-    "a bad stage": Case(stages=("a/b", "a/b")),
-    "loaded without": Case(**STAGED, loaded=(None, None)),
-    "loaded as others": Case(**STAGED, loaded=(0, 1)),
-    "plain, own names": Case(("0", "1"), way="plain"),
-    "plain": Case(way="plain"),
-}
-OF_TWO_GROUPS = OF_ALL | {
-    "flat": Case(way="flat"),
-    "hybrid": Case(seeds=(5, 5), way="hybrid"),
-    "flat stages": Case(**STAGED, way="flat"),
-}
+"""By the number of ranks."""
 
 
-def in_three_lines(folder: Path, case: Case, rank: int) -> str:
-    job = case.job(rank)
-    options: dict[str, Any] = {"every": 1, "stage": case.stage(rank)}
+def in_three_lines(folder: Path, case: Case, job: Job, stage: int, *, again: bool) -> int:
+    stages = (case.loaded or case.stages) if again else case.stages
+    options: dict[str, Any] = {"every": 1, "stage": stages[stage]}
     with Checkpointer(folder, model=job.model, optimizer=job.optimizer, **options) as checkpointer:
-        checkpointer.resume()
-        job.step()
-        checkpointer.step(1)
-    again = case.job(rank, again=True)
-    options["stage"] = case.stage(rank, again=True)
-    with Checkpointer(folder, model=again.model, optimizer=again.optimizer, **options) as checkpointer:
-        return f"resumed {checkpointer.resume()}, equal: {again.weights() == job.weights()}"
+        step = checkpointer.resume()
+        if not again:
+            job.step()
+            checkpointer.step(1)
+        return step
 
 
-def by_hand(folder: Path, case: Case, rank: int) -> str:
-    job = case.job(rank)
-    with FsdpShardCheckpointer(folder) as checkpointer:
+def by_hand(folder: Path, _: Case, job: Job, __: int, *, again: bool, kind: Any = FsdpShardCheckpointer) -> int:
+    with kind(folder) as checkpointer:
         checkpointer.load_checkpoint(job.model, job.optimizer)
-        job.step()
-        return str(checkpointer.save_checkpoint(1, job.model, job.optimizer, storage_type=StorageType.MEMORY).saved)
+        if not again:
+            job.step()
+            assert checkpointer.save_checkpoint(1, job.model, job.optimizer, storage_type=StorageType.MEMORY).saved
+        return int(checkpointer.loaded_step)
 
 
-def in_full(folder: Path, case: Case, rank: int) -> str:
-    job = case.job(rank)
-    with FsdpFullCheckpointer(folder) as checkpointer:
-        checkpointer.load_checkpoint(job.model, job.optimizer)
-        job.step()
-        checkpointer.save_checkpoint(1, job.model, job.optimizer, storage_type=StorageType.MEMORY)
-    again = case.job(rank, again=True)
-    with FsdpFullCheckpointer(folder) as checkpointer:
-        checkpointer.load_checkpoint(again.model, again.optimizer)
-        return f"resumed {checkpointer.loaded_step}, equal: {again.weights() == job.weights()}"
+WAYS = {"in_three_lines": in_three_lines, "by_hand": by_hand, "in_full": partial(by_hand, kind=FsdpFullCheckpointer)}
+
+
+def outcome(folder: Path, case: Case, way: str, stage: int) -> str:
+    try:
+        jobs = [case.job(stage, again=again) for again in (False, True)]
+        steps = [WAYS[way](folder, case, job, stage, again=again) for again, job in enumerate(jobs)]
+    except ConfigError as error:
+        return str(error)
+    return f"resumed {steps[1]}, equal: {jobs[0].weights() == jobs[1].weights()}"
+
+
+def with_metrics_of_one_rank(folder: Path) -> str:
+    """Of 12 steps, those with a result, and those that were saved; rank 0 alone gives metrics after the 5th."""
+    shard_plans.DEADLINE = 2.0
+    job, results = Case("").job(0, again=False), {}
+    with Checkpointer(folder, model=job.model, optimizer=job.optimizer, every=4) as checkpointer:
+        for step in range(checkpointer.resume() + 1, 13):
+            job.step()
+            own = {"loss": 1.0 / step} if dist.get_rank() == 0 and step > 5 else None
+            if (result := checkpointer.step(step, metrics=own)) is not None:
+                results[step] = result
+    return f"asked {[*results]}, saved {[step for step, result in results.items() if result.saved]}"
 
 
 def main() -> None:
-    """Write what became of each way with each case to ``said.<rank>``."""
+    """Write what became of each case in each way to ``said.<rank>``."""
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     for several in ([(0, 1), (2, 3)], [(0, 2), (1, 3)]) if world == 4 else ():
         made = [dist.new_group(list(ranks)) for ranks in several]
         GROUPS.append(next(group for group, ranks in zip(made, several, strict=True) if rank in ranks))
-    said: dict[str, str] = {}
-    for way in (in_three_lines, by_hand, in_full):
-        for name, case in (OF_TWO_GROUPS if GROUPS else OF_TWO_RANKS).items():
-            if way is by_hand and name != "plain":
-                continue
-            if way is in_full and (case.stages[0] is not None or case.loaded or case.way == "plain"):
-                continue
-            try:
-                said[f"{way.__name__}, {name}"] = way(
-                    Path(sys.argv[1]) / f"{way.__name__}-{name}", case, rank * 2 // world
-                )
-            except ConfigError as error:
-                said[f"{way.__name__}, {name}"] = str(error)
+    out, said = Path(sys.argv[1]), list[Any]()
+    for number, case in enumerate(CASES[world]):
+        for way in case.ways:
+            said.append([number, way, outcome(out / f"{number}-{way}", case, way, rank * 2 // world)])
             dist.barrier()
-    (Path(sys.argv[1]) / f"said.{rank}").write_text(json.dumps(said))
+    metrics = with_metrics_of_one_rank(out / "metrics") if world == 2 else ""
+    (out / f"said.{rank}").write_text(json.dumps([said, metrics]))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fastckpt import Checkpointer
+from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint, NotLoadable
 from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
 from tests.e2e.dcp.states import same
@@ -27,12 +28,29 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+class Scaled(nn.Linear):
+    """Its extra state grows with the first steps, as that of Transformer Engine's modules does; it may be a tensor."""
+
+    kind: Any = torch.tensor
+    peaks: tuple[float, ...] = ()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.peaks = (*self.peaks, inputs.detach().abs().max().item())[-4:]
+        return super().forward(inputs)
+
+    def get_extra_state(self) -> Any:
+        return self.kind(self.peaks)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.peaks = tuple(float(each) for each in state)
+
+
 class Net(nn.Module):
     """One of its layers is not used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.idle = nn.Linear(5, 8), nn.Linear(8, 3), nn.Linear(2, 2)
+        self.first, self.second, self.idle = Scaled(5, 8), nn.Linear(8, 3), nn.Linear(2, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(inputs).relu())
@@ -81,6 +99,15 @@ class Training:
             self.value.value = {step: [step, {}, (1.5, "x" * 9 * step)]}
             self.checkpointer.step(step)
 
+    @classmethod
+    def of(cls, directory: Path, last: int, updates: int = 1, **options: Any) -> "Training":
+        """One that began afresh, and has ended after some steps."""
+        training = cls(directory, **options)
+        with training.checkpointer as checkpointer:
+            assert checkpointer.resume() == 0
+            training.steps(1, last, updates)
+        return training
+
     @property
     def state(self) -> Any:
         modules = [each.state_dict() for each in (self.model, self.average)]
@@ -98,14 +125,12 @@ def _whole(node: Any) -> Any:
     return node.clone() if isinstance(node, torch.Tensor) else node
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_a_sharded_loop_resumes_bit_for_bit(directory: Path, updates: int):
-    """With gradients that add up, too; with an average, which is sharded; with a state that has all kinds of keys."""
+@pytest.mark.parametrize(("updates", "kind"), [(1, torch.tensor), (2, list)])
+def test_a_sharded_loop_resumes_bit_for_bit(directory: Path, monkeypatch: pytest.MonkeyPatch, updates: int, kind: Any):
+    """With gradients that add up, a sharded average, an extra state of either kind, and all kinds of keys."""
+    monkeypatch.setattr(Scaled, "kind", staticmethod(kind))
     options = {"gradients": updates > 1}
-    whole = Training(directory / "whole", every=1000)
-    with whole.checkpointer as checkpointer:
-        assert checkpointer.resume() == 0
-        whole.steps(1, 6, updates)
+    whole = Training.of(directory / "whole", 6, updates, every=1000)
     for last in range(1, 7):
         part = Training(directory / "parts", seed=last if last > 1 else 0, **options)
         with part.checkpointer as checkpointer:
@@ -115,6 +140,7 @@ def test_a_sharded_loop_resumes_bit_for_bit(directory: Path, updates: int):
             assert [len(each.state) for each in part.optimizers] == _with_state(last - 1, updates)
             part.steps(last, last, updates)
     assert same(part.state, whole.state)
+    assert part.model.first.peaks == whole.model.first.peaks == (5.0, 1.0, 6.0, 1.0)
 
 
 def _with_state(step: int, updates: int) -> list[int]:
@@ -122,11 +148,20 @@ def _with_state(step: int, updates: int) -> list[int]:
     return [2 if step >= updates else 0, 2 if step // updates * updates >= 4 else 0]
 
 
+def save(checkpointer: Checkpointer) -> None:
+    with checkpointer:
+        assert checkpointer.resume() == 0
+        assert checkpointer.step(1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
+    model(inputs).square().mean().backward()
+    optimizer.step()
+    model.zero_grad()
+
+
 def test_parameters_frozen_at_resume_keep_their_optimizer_states(directory: Path):
-    training = Training(directory)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        training.steps(1, 2, 1)
+    training = Training.of(directory, 2)
     other = Training(directory, seed=3)
     other.model.first.requires_grad_(False)
     with other.checkpointer as checkpointer:
@@ -137,18 +172,15 @@ def test_parameters_frozen_at_resume_keep_their_optimizer_states(directory: Path
 
 def test_a_model_that_was_used_before_resumes(directory: Path):
     model, average = fully_shard(Net()), fully_shard(Net())
-    optimizer = torch.optim.AdamW(model.parameters())
     with torch.no_grad():
         model(torch.ones(2, 5)), average(torch.ones(2, 5))
-    parts = {"model": model, "optimizer": optimizer, "others": {"average": average}}
-    with Checkpointer(directory, **parts, every=1) as checkpointer:
-        checkpointer.resume()
-        assert checkpointer.step(1)
+    parts = {"optimizer": torch.optim.AdamW(model.parameters()), "others": {"average": average}}
+    save(Checkpointer(directory, model=model, every=1, **parts))
     assert (directory / "checkpoint-1" / "__0_0.distcp").exists()
 
 
 class Slow(torch.optim.SGD):
-    """Has a number at first, and tensors, one of them in a list, from the third step on."""
+    """Has a number at first, and from the third step on a list, and tensors in float32, whatever the weights are in."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -157,9 +189,11 @@ class Slow(torch.optim.SGD):
                 state = self.state[parameter]
                 state["count"] = state.get("count", 0) + 1
                 if state["count"] > 2:
-                    state.setdefault("slow", torch.zeros_like(parameter)).add_(parameter.grad)
+                    state.setdefault("slow", torch.zeros_like(parameter, dtype=torch.float)).add_(
+                        parameter.grad.float()
+                    )
                     state["past"] = [*state.get("past", [])[-1:], state["count"]]
-                    parameter.sub_(state["slow"], alpha=0.01)
+                    parameter.sub_(state["slow"].to(parameter.dtype), alpha=0.01)
 
 
 class Closureless(torch.optim.AdamW):
@@ -169,21 +203,31 @@ class Closureless(torch.optim.AdamW):
         super().step()
 
 
-class Master(torch.optim.SGD):
-    """Has its momentum in float32, whatever the weights are in."""
+class Wrapper(torch.optim.Optimizer):
+    """Never called ``super().__init__()``, as those of trainers of others."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for parameter in self.param_groups[0]["params"]:
-            if parameter.grad is not None:
-                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter, dtype=torch.float))
-                momentum.mul_(0.9).add_(parameter.grad.float())
-                parameter.sub_(momentum.to(parameter.dtype), alpha=0.01)
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        for number, each in enumerate(optimizers):
+            setattr(self, f"optimizer{number}", each)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer0.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer0.state_dict()
+
+    @classmethod
+    def of_adam(cls, parameters: Any, lr: float) -> "Wrapper":
+        return cls(torch.optim.AdamW(parameters, lr))
 
 
 @pytest.mark.parametrize(
     ("kind", "sharded", "scheduled"),
-    [(Closureless, False, False), (Slow, True, False), (torch.optim.NAdam, True, False), (Master, True, True)],
+    [
+        (Closureless, False, False),
+        (Slow, True, True),
+        (Wrapper.of_adam, True, False),
+    ],
 )
 def test_each_kind_of_optimizer_resumes_with_its_state(directory: Path, kind: Any, sharded: bool, scheduled: bool):
     """Also one whose step takes no closure, states made after the first step, or in another dtype than the weights'."""
@@ -197,11 +241,9 @@ def test_each_kind_of_optimizer_resumes_with_its_state(directory: Path, kind: An
         parts: Any = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "every": 1}
         with Checkpointer(place, **parts) as checkpointer:
             for step in range(checkpointer.resume() + 1, last + 1):
-                model(torch.ones(2, 5, dtype=torch.bfloat16) / step).square().sum().backward()
-                optimizer.step()
+                train(model, optimizer, torch.ones(2, 5, dtype=torch.bfloat16) / step)
                 if scheduled:
                     scheduler.step()
-                optimizer.zero_grad()
                 checkpointer.step(step)
         return _whole([model.state_dict(), optimizer.state_dict()])
 
@@ -209,66 +251,24 @@ def test_each_kind_of_optimizer_resumes_with_its_state(directory: Path, kind: An
     assert same(steps(directory / "parts", 5), steps(directory / "whole", 5))
 
 
-class Scaled(nn.Linear):
-    """Its extra state grows with the first steps, as that of Transformer Engine's modules does; it may be a tensor."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__(8, 8)
-        self.kind, self.peaks = kind, list[float]()
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.peaks = [*self.peaks, inputs.detach().abs().max().item()][-4:]
-        return super().forward(inputs)
-
-    def get_extra_state(self) -> Any:
-        return self.kind(self.peaks)
-
-    def set_extra_state(self, state: Any) -> None:
-        self.peaks = [float(each) for each in state]
-
-
-@pytest.mark.parametrize("kind", [torch.tensor, list])
-def test_extra_states_of_modules_that_change_their_size_resume(directory: Path, kind: Any):
-    def build() -> tuple[nn.Sequential, Checkpointer]:
-        model = fully_shard(nn.Sequential(Scaled(kind)))
-        optimizer = torch.optim.AdamW(model.parameters())
-        return model, Checkpointer(directory, model=model, optimizer=optimizer, every=1)
-
-    model, checkpointer = build()
-    with checkpointer:
-        checkpointer.resume()
-        for step in range(1, 4):
-            model(torch.ones(2, 8) * step).square().mean().backward()
-            checkpointer.step(step)
-    again, checkpointer = build()
-    with checkpointer:
-        assert checkpointer.resume() == 3
-    assert again[0].peaks == model[0].peaks == [1.0, 2.0, 3.0]
-    assert torch.equal(again[0].weight.full_tensor(), model[0].weight.full_tensor())
-
-
 def test_a_load_that_fails_leaves_the_optimizer_as_it_was(directory: Path):
     def build(width: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = fully_shard(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)))
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(steps):
-            model(torch.ones(2, 8)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            train(model, optimizer, torch.ones(2, 8))
         return model, optimizer
 
-    checkpointer = FsdpShardCheckpointer(str(directory))
-    model, optimizer = build(8, 2)
-    checkpointer.load_checkpoint(model, optimizer)
-    checkpointer.save_checkpoint(2, model=model, optimizer=optimizer, storage_type=StorageType.DISK)
-    for steps in (3, 0):
-        model, optimizer = build(16, steps)
-        before = _whole(optimizer.state_dict())
-        with pytest.raises(BaseException, match=r"[Ss]ize"):
-            checkpointer.load_checkpoint(model, optimizer)
-        assert same(_whole(optimizer.state_dict()), before)
-        assert len(optimizer.state) == 4 * bool(steps)
-    checkpointer.close()
+    with FsdpShardCheckpointer(str(directory)) as checkpointer:
+        model, optimizer = build(8, 2)
+        checkpointer.save_checkpoint(2, model, optimizer, storage_type=StorageType.MEMORY)
+        for steps in (3, 0):
+            model, optimizer = build(16, steps)
+            before = _whole(optimizer.state_dict())
+            with pytest.raises(BaseException, match=r"[Ss]ize"):
+                checkpointer.load_checkpoint(model, optimizer)
+            assert same(_whole(optimizer.state_dict()), before)
+            assert len(optimizer.state) == 4 * bool(steps)
 
 
 def test_optimizers_of_other_parameters_are_refused(directory: Path):
@@ -278,9 +278,7 @@ def test_optimizers_of_other_parameters_are_refused(directory: Path):
         given = [{"params": [each for layer in group for each in layer.parameters()]} for group in layers]
         return Checkpointer(directory, model=model, optimizer=torch.optim.AdamW(given), every=1)
 
-    with training(["first"], ["second"]) as checkpointer:
-        checkpointer.resume()
-        checkpointer.step(1)
+    save(training(["first"], ["second"]))
     for says, groups in {
         "with 2 parameter groups, and has 1": [["first", "second"]],
         "with 2 parameter groups, and has 3": [["first"], ["second"], ["idle"]],
@@ -305,8 +303,7 @@ def test_a_new_option_of_an_optimizer_is_kept_and_another_model_is_refused_by_na
         with Checkpointer(directory, model=model, optimizer=optimizer, every=1) as checkpointer:
             assert checkpointer.resume(from_script=names) == step
             if step == 0:
-                model(torch.ones(2, 5)).square().sum().backward()
-                optimizer.step()
+                train(model, optimizer, torch.ones(2, 5))
                 checkpointer.step(1)
         return optimizer
 
@@ -332,14 +329,19 @@ def test_a_sharded_model_that_cannot_be_saved_is_refused_at_once(directory: Path
         "gradients=True: those of FSDP1": {"model": flat, "gradients": True},
         "LBFGS makes no step without a closure": {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())},
         "scaler is an object": {"model": model, "others": {"scaler": object()}},
+        "has 2 optimizers as attributes.*give the torch opt": {
+            "model": model,
+            "optimizer": Wrapper(optimizer, optimizer),
+        },
     }.items():
         with pytest.raises(ConfigError, match=says):
             Checkpointer(directory, **parts)
+    with pytest.raises(ConfigError, match="super"):
+        DdpCheckpointer(directory, overlap=Wrapper())
     assert not directory.exists() or not any(directory.iterdir())
     with Checkpointer(directory, model=model, others={"another": optimizer}, every=1) as checkpointer:
         checkpointer.resume()
-        model(torch.ones(2, 5)).sum().backward()
-        optimizer.step()
+        train(model, optimizer, torch.ones(2, 5))
         with pytest.raises(ConfigError, match="another has a state of shards"):
             checkpointer.step(1)
         checkpointer._step = 0  # there is nothing to save
@@ -355,9 +357,7 @@ def test_a_sharded_loop_refuses_checkpoints_of_another_kind(directory: Path):
     plain, sharded = nn.Linear(5, 3), fully_shard(nn.Linear(5, 3))
     for first, then, says in ((plain, sharded, "full_state_dict=True"), (sharded, plain, "dcp_to_torch")):
         place = directory / type(first).__name__
-        with Checkpointer(place, model=first, every=1) as checkpointer:
-            checkpointer.resume()
-            checkpointer.step(1)
+        save(Checkpointer(place, model=first, every=1))
         with Checkpointer(place, model=then) as checkpointer, pytest.raises(NoLoadableCheckpoint, match=says):
             checkpointer.resume()
     says = r"\['average'\]\['weight'\] is a torch.distributed.tensor.DTensor"
@@ -368,10 +368,7 @@ def test_a_sharded_loop_refuses_checkpoints_of_another_kind(directory: Path):
 
 
 def test_a_manual_checkpointer_loads_checkpoints_of_a_sharded_loop(directory: Path):
-    training = Training(directory)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        training.steps(1, 5, 1)
+    training = Training.of(directory, 5)
     other = Training(directory, seed=3)
     other.checkpointer.close()
     with FsdpShardCheckpointer(directory) as manual:
@@ -389,10 +386,7 @@ def test_a_manual_checkpointer_loads_checkpoints_of_a_sharded_loop(directory: Pa
 
 
 def test_gradients_are_loaded_in_the_same_sharding_only(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    training = Training(directory, gradients=True)
-    with training.checkpointer as checkpointer:
-        checkpointer.resume()
-        training.steps(1, 1, 2)
+    Training.of(directory, 1, updates=2, gradients=True)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     other = Training(directory, gradients=True)

@@ -1,5 +1,6 @@
 """Shards copied in the background, by their place in their storages, in a job of one rank."""
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,6 @@ class Training:
         return found[0] == number and same(state, wanted)
 
 
-def copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: each.clone() for name, each in state.items()}
-
-
 @pytest.mark.parametrize(("starts", "checked"), [((100,), True), ((0, SIZE), False)])
 def test_a_shard_that_is_part_of_a_storage_is_copied_in_the_background(
     tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch, starts: tuple[int, ...], checked: bool
@@ -75,7 +72,7 @@ def test_a_shard_that_is_part_of_a_storage_is_copied_in_the_background(
     training = Training(tmp_path, *starts, check=checked)
     with training.saves:
         for number in (2, 3, 4):
-            wanted = copied(training.state)
+            wanted = copy.deepcopy(training.state)
             assert training.save().pending
             training.memory.data[-100:] = number  # what is beside them
             training.step()
@@ -88,7 +85,7 @@ def test_tensors_outside_the_optimizer_in_a_shared_storage_are_copied_at_once(tm
     training = Training(tmp_path, 0)
     with training.saves:
         for other in (training.memory[SIZE:], training.memory[SIZE : SIZE + 1], training.memory[10:12]):
-            wanted = copied(training.state | {"other": other})
+            wanted = copy.deepcopy(training.state | {"other": other})
             result = training.save(other=other)
             if "structure" in result.reason:
                 result = training.save(other=other)
@@ -98,16 +95,10 @@ def test_tensors_outside_the_optimizer_in_a_shared_storage_are_copied_at_once(tm
             training.step()
 
 
-@pytest.fixture
-def second_of_two() -> Iterator[None]:
-    """A process group in which nobody answers."""
+def test_padded_shards_of_fsdp2_are_copied_in_the_background(request: pytest.FixtureRequest):
+    """Of the second of two ranks, in a process group in which nobody answers."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("second_of_two")
-def test_padded_shards_of_fsdp2_are_copied_in_the_background():
+    request.addfinalizer(dist.destroy_process_group)
     model = torch.nn.Linear(400, 41)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,11 +1,11 @@
 """Plans of ranks, in threads with one store: in any order of events, no checkpoint mixes two of them."""
 
-import contextlib
 import pickle
 import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,25 +18,17 @@ import torch.distributed.checkpoint as dcp
 from fastckpt._core.client.mailbox import PIECE
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.plan import Plan
+from fastckpt._core.transfer.host_copy import HostCopy
+from fastckpt._core.transfer.image import Image
 from fastckpt.dcp import shard_plans
 from fastckpt.dcp.plan_messages import PlanMailbox, Stage
 from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 from fastckpt.errors import ConfigError
+from tests.e2e.dcp.states import same, zeros
 from tests.support.counting_store import CountingStore
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 State = dict[str, Any]
-
-
-def write(plan: Plan, path: Path) -> None:
-    data = bytearray(plan.skeleton.length)
-    for offset, segment in plan.skeleton.segments:
-        data[offset : offset + len(segment)] = segment
-    for gap, storage in zip(plan.skeleton.gaps, plan.storages, strict=True):
-        filled = torch.tensor([], dtype=torch.uint8).set_(storage).numpy().tobytes()
-        data[gap.offset : gap.offset + gap.size] = filled[: gap.size]
-    path.write_bytes(data)
 
 
 class Ranks:
@@ -75,9 +67,8 @@ class Ranks:
 
     def _save(self, mine: ShardPlans, rank: int, step: int) -> None:
         try:
-            files = mine.files(
-                SaveId(1, step), self.state_of(rank, step), together=step % self.together == self.together - 1
-            )
+            together = step % self.together == self.together - 1
+            files = mine.files(SaveId(1, step), self.state_of(rank, step), together=together)
         except Unplanned as reason:
             self.skipped.setdefault(step, []).append(str(reason))
             return
@@ -85,7 +76,9 @@ class Ranks:
             if rank == 0 or name != ".metadata":
                 path = self.folder / str(step) / name
                 path.parent.mkdir(exist_ok=True)
-                write(plan, path)
+                path.write_bytes(bytes(plan.skeleton.length))
+                with closing(Image(path)) as image:
+                    HostCopy(1).fill(image.install(plan))
         self.saved.setdefault(step, set()).add(rank)
 
     @property
@@ -96,14 +89,9 @@ class Ranks:
         """Plain torch loads each whole checkpoint, and finds in it what some rank has saved in that step."""
         for step in self.whole:
             saved = [self.state_of(rank, step) for rank in range(self.count)]
-            loaded = {name: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for name, v in saved[0].items()}
-            dcp.load(loaded, checkpoint_id=self.folder / str(step))
+            dcp.load(loaded := zeros(saved[0]), checkpoint_id=self.folder / str(step))
             for name, value in loaded.items():
                 assert any(same(value, each[name]) for each in saved if name in each), (step, name)
-
-
-def same(one: Any, other: Any) -> bool:
-    return bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
 
 
 def state(step: int, size: int, text: int) -> State:
@@ -116,7 +104,7 @@ def plans(count: int, *stores: Any) -> list[ShardPlans]:
     stores = stores or (dist.HashStore(),)
     boards = [PlanMailbox(stores[min(rank, len(stores) - 1)]) for rank in range(count)]
     return [
-        ShardPlans(RankInfo(rank, rank, count, count), board, lambda *_: contextlib.nullcontext())
+        ShardPlans(RankInfo(rank, rank, count, count), board, lambda *_: nullcontext())
         for rank, board in enumerate(boards)
     ]
 
@@ -173,18 +161,12 @@ def test_ranks_at_unlike_steps_mix_no_plans_and_wait_only_briefly(
     Ranks(tmp_path, 3, changing(seed, 30, 3)).run(30, pause=0.01 * (seed % 3)).check()
 
 
-def test_a_rank_that_never_sends_its_plan_is_waited_for_with_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_never_sends_its_plan_is_waited_for_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_plans, "DEADLINE", 0.1)
     first, second = plans(2)
-    for step in (1, 2):
+    for one, step in ((first, 1), (first, 2), (second, 1), (first, 3)):  # then the other has not said where it has what
         with pytest.raises(Unplanned, match="did not come"):
-            first.files(SaveId(1, step), state(step, 4, 0))
-    with pytest.raises(Unplanned, match="did not come"):
-        second.files(SaveId(1, 1), state(1, 4, 0))
-    with pytest.raises(Unplanned, match="did not come"):  # the other has not said where it has what
-        first.files(SaveId(1, 3), state(3, 4, 0))
+            one.files(SaveId(1, step), state(step, 4, 0))
     assert second.files(SaveId(1, 3), state(3, 4, 0)).keys() == {"__1_0.distcp"}
     assert ".metadata" in first.files(SaveId(1, 4), state(4, 4, 0))
 
@@ -209,21 +191,18 @@ def test_no_rank_saves_beyond_a_rank_that_has_closed(tmp_path: Path, changes: bo
         first.files(SaveId(1, 2), state(2, 7, 0))
 
 
-def test_states_that_cannot_form_one_checkpoint_are_refused(tmp_path: Path) -> None:
-    first, second = plans(2)
-    errors: list[BaseException] = []
-
+def test_states_that_cannot_form_one_checkpoint_are_refused() -> None:
     def save(mine: ShardPlans, value: Any) -> None:
-        try:
+        with pytest.raises(ConfigError):
             mine.files(SaveId(1, 1), {"w": value})
-        except ConfigError as error:
-            errors.append(error)
+        refused.append(value)
 
+    (first, second), refused = plans(2), list[Any]()
     at_once(partial(save, second, 5), partial(save, first, torch.zeros(3)))
-    assert len(errors) == 2
+    assert len(refused) == 2
 
 
-def test_a_plan_larger_than_a_store_value_is_sent_in_parts() -> None:
+def test_a_plan_larger_than_a_store_value_is_sent_in_parts_and_one_with_code_in_its_pickle_is_refused() -> None:
     board = PlanMailbox(dist.HashStore())
     message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
     pieces = board.put("key", message)
@@ -233,10 +212,6 @@ def test_a_plan_larger_than_a_store_value_is_sent_in_parts() -> None:
         board.wait(["key"], time.monotonic())
     with pytest.raises(KeyError):
         board.read("key")
-
-
-def test_a_plan_with_code_in_its_pickle_is_refused() -> None:
-    board = PlanMailbox(dist.HashStore())
     board.put("key", [1, torch.load])
     with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
         board.read("key")
@@ -265,32 +240,22 @@ def test_to_plan_costs_messages_in_proportion_to_the_ranks(count: int) -> None:
     assert messages(3, together=True) == 6 * count - 1
 
 
-class Between(dist.HashStore):
-    """A store in which something is done right after the first look at a message."""
-
-    then: Any = None
-
-    def check(self, keys: list[str]) -> bool:
-        there = super().check(keys)
-        then, self.then = self.then, None
-        if then:
-            then()
-        return there
-
-
 def test_a_plan_sent_before_a_rank_closed_is_received() -> None:
     """Else the others skip the save that this one was refused, and wait for it in their next load."""
-    store = Between()
+    store, refusal = type("Store", (dist.HashStore,), {})(), "the states of the ranks do not go together"
     here = PlanMailbox(store)
 
-    def refuse_and_close() -> None:
-        here.put("1/items/1", "the states of the ranks do not go together")
+    def check(keys: list[str]) -> bool:
+        """Look, and have the rank refuse and close right after the first look."""
+        del store.check
+        there = bool(store.check(keys))
+        here.put("1/items/1", refusal)
         here.put_word("2", "closed after 0 0")
+        return there
 
     here.overtake(1)
-    store.then = refuse_and_close
-    received = here.receive(1, Stage.ASSIGNED, ["items/1"], time.monotonic() + 60, unless="2")
-    assert received == ["the states of the ranks do not go together"]
+    store.check = check
+    assert here.receive(1, Stage.ASSIGNED, ["items/1"], time.monotonic() + 60, unless="2") == [refusal]
 
 
 def test_saves_of_an_unchanged_structure_reuse_the_first_plan(tmp_path: Path) -> None:

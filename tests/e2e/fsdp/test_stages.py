@@ -5,51 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.fsdp import stages
 from tests.faults.jobs import run_forked
 
-STAGES = Path(__file__).with_name("stages.py")
-RESUMED = "resumed 1, equal: True"
-SHARDED = ["in_three_lines"]
-ALL = [*SHARDED, "in_full"]
-OF_BOTH = [
-    ("equal names", ALL, "give stage= to"),
-    ("replicas", ALL, RESUMED),
-    ("own names", ["in_full"], "rank {second} has another model than rank 0"),
-    ("own names", SHARDED, "params of rank {second} has other parameters than that of rank 0"),
-    ("stages", SHARDED, RESUMED),
-]
-OF_TWO_RANKS = [
-    ("equal names", ALL, "model.0.weight of rank 0 is not that of rank 1"),
-    ("equal names", ALL, "pipeline stages"),
-    ("plain stages", SHARDED, RESUMED),
-    ("one stage", SHARDED, "give stage= on all ranks, or on none"),
-    ("a bad stage", SHARDED, "a number, or a word"),
-    ("loaded without", SHARDED, "has the stages 0, last, and this job no stages"),
-    ("loaded as others", SHARDED, "has the stages 0, last, and this job the stages 0, 1"),
-    ("plain, own names", SHARDED, "pipeline stages"),
-    ("plain", ["by_hand"], "True"),
-]
-OF_TWO_GROUPS = [
-    ("equal names", SHARDED, "model.0.weight of rank 0 is not that of rank 2"),
-    ("equal names", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
-    ("hybrid", ALL, RESUMED),
-    ("flat", ["in_full"], "0.weight of rank 0 is not that of rank 2"),
-    ("flat", SHARDED, "use_orig_params=True, or use fully_shard"),
-    ("flat stages", SHARDED, "use_orig_params=True, or use fully_shard"),
-]
 
-
-@pytest.mark.parametrize(("ranks", "table"), [(2, OF_BOTH + OF_TWO_RANKS), (4, OF_BOTH + OF_TWO_GROUPS)])
+@pytest.mark.parametrize("ranks", stages.CASES)
 def test_models_of_pipeline_stages_without_stage_are_refused_and_resume_with_them(
-    tmp_path: Path, forked_launchers: None, ranks: int, table: list[tuple[str, list[str], str]]
+    tmp_path: Path, forked_launchers: None, ranks: int
 ):
     """Under FSDP1 each group had a mixture of the models of all, or that of the first group."""
-    output = run_forked(tmp_path, "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", STAGES, tmp_path)
-    for rank in range(ranks):
-        said = json.loads((tmp_path / f"said.{rank}").read_text())
-        for case, ways, text in table:
-            for way in ways:
-                assert text.format(second=ranks // 2) in said[f"{way}, {case}"]
+    shape = ("--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0")
+    output = run_forked(tmp_path, *shape, stages.__file__, tmp_path)
+    said = [json.loads((tmp_path / f"said.{rank}").read_text()) for rank in range(ranks)]
+    for number, way, text in (line for lines, _ in said for line in lines):
+        wanted = stages.CASES[ranks][number].says.format(second=ranks // 2).split("|")
+        assert all(each in text for each in wanted), (number, way, text)
+    assert [len(lines) for lines, _ in said] == ranks * [sum(len(case.ways) for case in stages.CASES[ranks])]
     if ranks == 2:
         assert output.count("rank 1 has other weights than rank 0, whose are saved for all") == 1, output
         assert output.count("ranks have unlike model.0.bias, model.0.weight, ") == 2, output
+        assert output.count("step 6 was given metrics, but not on all ranks: it is not saved") == 1, output
+        assert said[0][1] == "asked [4, 6, 8, 12], saved [4, 8, 12]", "named and delayed once"
