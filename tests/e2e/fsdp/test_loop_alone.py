@@ -172,9 +172,9 @@ def test_parameters_frozen_at_resume_keep_their_optimizer_states(directory: Path
 
 def test_a_model_that_was_used_before_resumes(directory: Path):
     model, average = fully_shard(Net()), fully_shard(Net())
+    parts = {"optimizer": torch.optim.AdamW(model.parameters()), "others": {"average": average}}
     with torch.no_grad():
         model(torch.ones(2, 5)), average(torch.ones(2, 5))
-    parts = {"optimizer": torch.optim.AdamW(model.parameters()), "others": {"average": average}}
     save(Checkpointer(directory, model=model, every=1, **parts))
     assert (directory / "checkpoint-1" / "__0_0.distcp").exists()
 
