@@ -99,7 +99,8 @@ class DeepSpeed(Training):
 
     def resume(self) -> int:
         _, client = self.checkpointer.load_checkpoint(self.args.checkpoint_dir)
-        self._client = client or {"step": 0, "table": torch.zeros(100)}
+        client = client or {"step": 0, "table": torch.zeros(100)}
+        self._client = {name: client[name] for name in ("step", "table")}  # a universal one has more
         assert self._client["step"] == self.trained.global_steps
         return int(self._client["step"])
 
