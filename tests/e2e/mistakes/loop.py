@@ -4,8 +4,6 @@ import os
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from fastckpt import Checkpointer
@@ -17,9 +15,11 @@ from tests.e2e.mistakes.table import (
     Row,
     Scene,
     answered,
+    group_of_one,
     mistakes,
     network,
     parts,
+    sharded_by_zero,
     train,
 )
 from tests.support import launchers
@@ -83,15 +83,9 @@ def a_look_at_the_first_batch(scene: Scene) -> None:
 
 @answered(ConfigError, "ZeroRedundancyOptimizer | only one of them is given all | fully_shard")
 def optimizer_sharded_by_zero(scene: Scene) -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)  # which opens no sockets
-    try:
+    with group_of_one():
         model = network()
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-        Checkpointer(scene.directory, model=model, optimizer=optimizer)
-    finally:
-        dist.destroy_process_group()
+        Checkpointer(scene.directory, model=model, optimizer=sharded_by_zero(model))
 
 
 @answered(WARNING, "closed without resume() | nothing was loaded, nothing saved | call resume()")

@@ -5,13 +5,16 @@ right after all, and is to work, stands among them.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import Dataset
 
 from fastckpt import Checkpointer, DdpCheckpointer
@@ -147,3 +150,20 @@ def save(
         for step in range(first, first + steps):
             call(checkpointer, step, dict(state))
     return checkpointer
+
+
+@contextmanager
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone, which opens no sockets."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded_by_zero(model: torch.nn.Module) -> Any:
+    """An optimizer whose state is on several ranks."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
