@@ -39,3 +39,19 @@ def broadcasts_buffers(accelerator: Accelerator) -> bool:
 def save_hooks(accelerator: Accelerator) -> list[Callable[..., Any]]:
     """The hooks of ``register_save_state_pre_hook``."""
     return list(accelerator._save_model_state_pre_hook.values())
+
+
+def count_skipped_epochs(accelerator: Accelerator) -> None:
+    """Have a loader count the epoch that the rest of it from ``skip_first_batches`` ends; only that one counts it else.
+
+    The next epoch would have the order of this one again.
+    """
+    skip = accelerator.skip_first_batches
+
+    def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
+        rest = skip(dataloader, num_batches)
+        if hasattr(rest, "iteration") and hasattr(dataloader, "iteration"):
+            dataloader.iteration = rest.iteration + 1
+        return rest
+
+    accelerator.skip_first_batches = skip_first_batches

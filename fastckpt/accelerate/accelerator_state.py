@@ -91,6 +91,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
     ) -> None:
         self._accelerator = accelerator
         _check(accelerator)
+        private.count_skipped_epochs(accelerator)
         self._own = f"{RNG_STATE_NAME}_{accelerator.process_index}.pkl"
         optimizers = [optimizer.optimizer for optimizer in private.optimizers(accelerator)]
         self._folders = FolderCheckpointer(

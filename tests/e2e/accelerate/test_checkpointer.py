@@ -90,7 +90,7 @@ def test_a_loop_whose_loader_counts_epochs_resumes_in_the_same_order(
                     for inputs, targets in accelerator.skip_first_batches(loader, skip) if skip else loader:
                         advance(training, inputs, targets)
                         found.append(digest(inputs))
-                        if len(found) % 5 == 0:
+                        if len(found) % 10 == 0:
                             checkpointer.save_state(len(found), StorageType.MEMORY)
                         if len(found) == end:
                             break
