@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def _more_sockets(before: set[str]) -> set[str]:
     return found
 
 
-def _processes(mark: str, older: set[str]) -> list[str]:
+def _processes(mark: str, older: Collection[str]) -> list[str]:
     """Processes that inherited the mark of this test and live on; they are ended."""
     end = time.monotonic() + 2
     while (found := _with_mark(f"{MARK}={mark}\0".encode(), older)) and time.monotonic() < end:
@@ -152,10 +152,10 @@ def _processes(mark: str, older: set[str]) -> list[str]:
     return described
 
 
-def _with_mark(variable: bytes, older: set[str]) -> list[int]:
-    """Processes with a variable, which zombies have not; those that are older than the test cannot have it."""
+def _with_mark(variable: bytes, older: Collection[str] = ()) -> list[int]:
+    """Other processes with a variable, which zombies have not; those that are older than the test cannot have it."""
     found = []
-    for name in set(os.listdir("/proc")) - older:
+    for name in set(os.listdir("/proc")).difference(older, [str(os.getpid())]):
         with suppress(OSError):
             if name.isdigit() and variable in Path(f"/proc/{name}/environ").read_bytes():
                 found.append(int(name))

@@ -252,7 +252,7 @@ def test_a_plan_of_a_script_measures_it_and_leaves_nothing(fastckpt, tmp_path):
     assert (plan["ranks"], plan["trial"]["directory"]) == (2, str(out))
     assert plan["bytes"]["node"] > 1_200_000 and plan["memory"]["processes"] > 50 << 20
     assert plan["memory"]["cgroup"] > plan["memory"]["processes"] + plan["memory"]["arena"]
-    assert plan["trial"]["slots"] >= 2
+    assert plan["trial"]["slots"] >= 1, "those that had a save in them when the script was ended"
     slots = plan["memory"]["arena"] * plan["trial"]["slots"] / plan["memory"]["slots"]
     assert slots * 0.99 - 8 * PAGE <= plan["trial"]["arena"] <= plan["memory"]["arena"]
     assert plan["persist"]["seconds"] > 0 and "event logs" in plan["persist"]["source"]

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,10 @@ def reference_runs(program: str, *always: str, **options: Any) -> Any:
 
 
 uninterrupted = reference_runs("train.py")
+
+
+@pytest.fixture
+def short_path() -> Iterator[str]:
+    """A temporary directory whose name leaves room for those of sockets, which the loader's workers make in it."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
+        yield path

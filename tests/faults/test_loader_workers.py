@@ -51,12 +51,12 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])
-def test_loader_workers_end_with_their_rank_or_by_the_next_launch(new_job, kind: str) -> None:
+def test_loader_workers_end_with_their_rank_or_by_the_next_launch(new_job, short_path: str, kind: str) -> None:
     """Those of our loader by themselves; torch's look for their parent every 5 s, find one, and stay."""
     job: Job = new_job()
     program = job.folder / "train.py"
     program.write_text(PROGRAM)
-    job.start(kind, program=str(program), ranks=1)
+    job.start(kind, program=str(program), ranks=1, TMPDIR=short_path)
     job.until(lambda: bool([*job.folder.glob("at-*")]), "batches of both workers")
     left = psutil.Process(job.process.pid).children(recursive=True)
     assert len(left) >= 4, "the rank, its fork server and two workers"
@@ -69,6 +69,6 @@ def test_loader_workers_end_with_their_rank_or_by_the_next_launch(new_job, kind:
         assert alive(left), "they would end by themselves, and need nobody"
     semaphores = {path for each in alive(left) for path in named_semaphores(each)}
     assert bool(semaphores) == (kind == "plain")
-    job.run(kind, "last", program=str(program), ranks=1)
+    job.run(kind, "last", program=str(program), ranks=1, TMPDIR=short_path)
     assert ("such as loader workers, which" in job.text()) == (kind == "plain")
     until(lambda: not alive(left) and not any(path.exists() for path in semaphores), "nothing is left")

@@ -1,8 +1,7 @@
 """`fastckpt.Checkpointer` in real jobs: the very same results after kills, however often these come."""
 
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -18,13 +17,6 @@ EPOCHS, STEPS = 2, 24
 @pytest.fixture
 def reference(uninterrupted: Callable[..., Job]) -> Job:
     return uninterrupted(program=LINES)
-
-
-@pytest.fixture
-def short_path() -> Iterator[str]:
-    """A temporary directory whose name leaves room for those of sockets, which the loader's workers make in it."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as path:
-        yield path
 
 
 def steps_of(job: Job) -> list[int]:

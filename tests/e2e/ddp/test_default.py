@@ -70,8 +70,10 @@ def test_the_newest_default_save_is_persisted_though_memory_saves_are_newer(slow
 
 
 def test_a_save_with_disk_path_or_metrics_becomes_durable_and_memory_saves_are_skipped(
-    slow, ranks, directory, tmp_path
+    ranks, directory, tmp_path, monkeypatch
 ):
+    monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", "0.3")  # two seconds for each, in which others are saved
+    (slow,) = ranks.start()
     mine = tmp_path / "mine.pt"
     slow.save_checkpoint(1, state(1, LARGE), metrics={"loss": 1.0})
     slow.save_checkpoint(2, state(2, LARGE), mine)

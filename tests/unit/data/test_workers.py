@@ -3,8 +3,10 @@
 import gc
 import itertools
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,12 +69,17 @@ def test_a_resumed_run_with_loader_workers_is_bit_equal(dataset: Any) -> None:
     assert all(equal(batch, other) for batch, other in zip(batches, expected, strict=True))
 
 
-def test_spawned_and_forked_workers_draw_the_same() -> None:
+def spawn() -> None:
     options = {"batch_size": 2, "shuffle": True}
     expected = uninterrupted(Indexed(9), 1, **options)
     batches = uninterrupted(Indexed(9), 1, **options, num_workers=1, multiprocessing_context="spawn")
-    resource_tracker._resource_tracker._stop()  # a process that spawning has left
     assert len(batches) == 5 and all(map(equal, batches, expected))
+
+
+def test_spawned_and_forked_workers_draw_the_same() -> None:
+    """In a process of its own: spawning leaves it one that tracks resources."""
+    command = "from tests.unit.data.test_workers import spawn; __name__ == '__main__' and spawn()"
+    subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[3], check=True, timeout=120)
 
 
 def test_persistent_workers_follow_a_position_that_was_set() -> None:

@@ -87,7 +87,7 @@ BAD_TARGETS = [None, "../ckpt.pt", "/data/../etc/passwd", "/", "../", "/etc/", "
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"fastckpt": 2}, "schema is '2'"),
+        ({"fastckpt": 0}, "schema is '0'"),
         ({"fastckpt": None}, "schema"),
         ({"id": None}, "save id"),
         ({"id": {"history": 0, "step": -1}}, "step is '-1'"),
