@@ -13,7 +13,7 @@ from fastckpt._core.resume.candidates import parity_holdings
 from fastckpt._core.saver.peers import replica_sender
 from fastckpt._core.saver.peers.common_saves import CommonSave
 from fastckpt._core.saver.peers.parity_files import ChunkRequest, ParityFiles
-from fastckpt._core.saver.peers.parity_rebuild import REBUILD
+from fastckpt._core.saver.peers.parity_rebuild import REBUILD, _agreed, _Source
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
@@ -203,3 +203,17 @@ def test_room_for_a_longer_chunk_leaves_what_is_in_the_xor_as_it_is():
         parity.close()
     finally:
         shutil.rmtree(arena)
+
+
+@pytest.mark.parametrize(
+    ("holders", "sizes"),
+    [("abc", (1, 1, 2)), ("ab", (1, 1)), ("abb", (1, 1, 1)), ("abx", (1, 1, 1))],
+    ids=["another size", "too few", "one twice", "a stranger"],
+)
+def test_members_that_do_not_agree_on_the_files_of_a_lost_one_are_refused(holders: str, sizes: tuple[int, ...]):
+    link: Any = None  # nobody is asked any more
+    sources = [_Source(link, id, (("model.pt", size, "0" * 32),)) for id, size in zip(holders, sizes, strict=True)]
+    with pytest.raises(ProtocolError, match="group of d do not agree"):
+        _agreed(sources, tuple("abcd"), "d")
+    agreed = [_Source(link, id, sources[0].files) for id in "cab"]
+    assert _agreed(agreed, tuple("abcd"), "d") == sources[0].files
