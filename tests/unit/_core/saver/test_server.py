@@ -482,6 +482,20 @@ class TestKilledRanks:
             os.close(end)
 
 
+@pytest.mark.parametrize("is_wrong", [True, False], ids=["its state is wrong", "it cannot be verified"])
+def test_a_save_in_memory_that_ranks_gave_up_counts_as_lost_unless_its_state_is_wrong(ranks: Ranks, is_wrong: bool):
+    """Lost ones forbid a silent fresh start; those of a wrong state ask for one."""
+    (one,) = ranks.start()
+    save(one, 1)
+    one._writer.link.report_bad([[1, 1]], storage=False, distrusted=is_wrong)
+    ranks.workers_die()
+    ranks.start_workers()
+    if is_wrong:
+        assert ranks.load() == [{}]
+    else:
+        assert ["could not verify" in text for text in ranks.refusals()] == [True]
+
+
 def test_without_a_telemetry_block_everything_else_works(ranks: Ranks, said):
     """Somebody has cleaned up in /dev/shm."""
     (one,) = ranks.start()
