@@ -131,10 +131,14 @@ class Flat(nn.Module):
 
 
 def test_a_storage_is_deferred_only_if_no_part_of_it_changes():
-    model, flat = net(), Flat()
-    optimizer = torch.optim.SGD([*model.parameters(), *flat.parameters()], momentum=0.9)
+    """Nor another process, nor without a version, as tensors of inference mode are."""
+    model, flat, shared = net(), Flat(), nn.Linear(5, 1).share_memory()
+    optimizer = torch.optim.SGD([*model.parameters(), *flat.parameters(), *shared.parameters()], momentum=0.9)
     learn(model, optimizer)
+    with torch.inference_mode():
+        optimizer.state[model[0].weight]["no_version"] = torch.ones(9)
     state = {"net": model.state_dict(), "flat": flat.state_dict(), "o": optimizer.state_dict(), "given": torch.ones(4)}
+    state["shared"] = shared.state_dict()
     plan = Planner().plan(state | {"row": model[3].weight[0]})
     found = mutation_check.MutationCheck([plan], [optimizer])
     deferred = {
