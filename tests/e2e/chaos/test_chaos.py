@@ -85,6 +85,8 @@ def test_a_job_comes_back_from_each_kill_and_all_of_it_is_told(fastckpt: Fastckp
 def test_restarts_that_are_used_up_are_told_before_and_after(fastckpt: Fastckpt, job: ChaosJob):
     process = job.start(restarts=1)
     begun(job)
+    logs = job.directory / ".fastckpt" / "events"
+    until(lambda: any(b"job_started" in path.read_bytes() for path in logs.glob("*")), "its log, which names restarts")
     said = chaos(fastckpt, job, "--kill=rank", "--count=3")
     assert "the job has 1 restart left for 3 kills" in said.err and "--max-restarts N" in said.err
     assert said.code == 1 and "kill 2: rank " in said.out and "NOT BACK: the job has ended: failed" in said.out
