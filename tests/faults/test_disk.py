@@ -13,22 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.support.small_disks import mounted, unmount
 
 MIB = 1 << 20
 EXT4_IOC_SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
-
-
-def mounted(path: Path, *arguments: object) -> Path:
-    path.mkdir()
-    command = ["mount", *map(str, arguments), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
-    return path
-
-
-def unmount(path: Path) -> None:
-    subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.fixture

@@ -1,3 +1,3 @@
 """Loaded by checkpointers as those of tests/e2e/ddp are."""
 
-from tests.e2e.ddp.conftest import ranks  # noqa: F401
+from tests.e2e.ddp.conftest import directory, ranks  # noqa: F401

@@ -40,11 +40,6 @@ def unpacked(kind: str, path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_complete_checkpoints_of_earlier_versions_load_with_equal_values(
     directory: Path, kind: str, capsys: pytest.CaptureFixture[str]

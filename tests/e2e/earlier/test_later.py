@@ -20,11 +20,6 @@ def rewritten(place: Path, schema: int, *, is_sound: bool = True) -> None:
     (place / NAME).write_text(json.dumps(body | {"digest": _digest(body) if is_sound else digest}))
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
-
-
 @pytest.fixture(autouse=True)
 def two_steps(ranks: Ranks, directory: Path) -> None:
     """The directory has steps 1 and 2, and no job uses it."""

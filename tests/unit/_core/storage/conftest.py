@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
+from tests.support.small_disks import mounted, unmount
 from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
 
@@ -44,14 +44,9 @@ def directory(fast_path: Path) -> CheckpointDirectory:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB; skips where mounting is not permitted."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=2M", "tmpfs")
     yield path
-    subprocess.run(["umount", str(path)], check=True)
+    unmount(path)
 
 
 @contextmanager

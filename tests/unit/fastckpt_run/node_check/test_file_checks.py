@@ -9,7 +9,8 @@ from fastckpt._core.policy.node_check import Verdict
 from fastckpt_run.node_check import file_checks
 from fastckpt_run.node_check.check_process import CheckProcess
 from fastckpt_run.node_check.file_checks import check_disk, check_shm
-from tests.faults.test_disk import leave, mounted, unmount
+from tests.faults.test_disk import leave
+from tests.support.small_disks import mounted, unmount
 
 MIB = 1 << 20
 

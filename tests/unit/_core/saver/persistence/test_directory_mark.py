@@ -15,6 +15,7 @@ from fastckpt._core.saver.persistence import directory_mark, persister
 from fastckpt._core.storage.local.identity import identity
 from tests.e2e.ddp.conftest import Ranks, state, until
 from tests.e2e.ddp.test_nodes import Nodes
+from tests.support.small_disks import mounted, unmount
 
 
 def fill(directory: Path) -> Callable[[], None]:
@@ -40,15 +41,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """A checkpoint directory on a disk of 1 MiB; skips where mounting is not permitted."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    disk = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "tmpfs")
     (disk / "checkpoints").mkdir()
     yield disk / "checkpoints"
-    subprocess.run(["umount", str(disk)], check=True)
+    unmount(disk)
 
 
 @pytest.fixture
