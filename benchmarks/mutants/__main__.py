@@ -47,7 +47,9 @@ AT_ONCE = 400
 def record(folder: Path, options: Sequence[str]) -> int:
     """Run the tests that pytest's options select, and note which lines each executes."""
     calls.prepare(folder)
-    environment = os.environ | {"TEST_CALLS": str(folder.resolve())}
+    # pytest and its workers are traced as the processes are that tests start.
+    start = os.pathsep.join([str(ROOT / "tests" / "start"), str(ROOT)])
+    environment = os.environ | {"TEST_CALLS": str(folder.resolve()), "PYTHONPATH": start}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.mutants.calls", *options]
     return subprocess.call(command, cwd=ROOT, env=environment)
 
