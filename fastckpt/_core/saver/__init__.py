@@ -1,1 +1,1 @@
-"""Runs in: agent. The owner of shared memory: which slot a save takes, what is committed, what is durable."""
+"""Runs in: agent. The owner of shared memory: the slot that a save takes, committed saves, durable checkpoints."""

@@ -26,11 +26,11 @@ NOT_TRIED = "the script was not tried: "
 
 
 def demand_empty(location: str, record: Path) -> None:
-    """Refuse a directory to a job that `fastckpt plan` tries, unless there is nothing in it that it could harm.
+    """Refuse a directory to a job that `fastckpt plan` tries, unless the directory is empty.
 
-    Call it before anything of the job opens the directory: a history that it opens there ends another job, a save may
-    be the newest, and what seems damaged is quarantined. One that is not refused is noted in ``record``, with the time
-    at which it was made or last had anything: what is in it later is the trial's, and is removed.
+    Call it before anything of the job opens the directory. Its history would end another job there, its save might be
+    the newest, and files that seem damaged are quarantined. A directory that is not refused is noted in ``record``,
+    with the time of its creation or last change: later files in it are the trial's, and are removed.
 
     Raises ConfigError, or OSError if it cannot be read.
     """
@@ -52,9 +52,9 @@ def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Aren
 
     Args:
         path: Path of the arena.
-        job: Whose it becomes. If it is to take over, the owner finds itself superseded, and keeps its memory for it.
+        job: The new owner. If it takes over, the old owner finds itself superseded, and keeps its memory for it.
         tenure: The job's part in the directory.
-        ending: Set when the job waits for nobody any more.
+        ending: Set when the job no longer waits.
 
     Raises:
         PlaceInUse: The other job goes on.
@@ -103,7 +103,7 @@ class _Wait:
             raise PersistError(f"the job ended while it waited for {owner}")
 
     def _meet(self, owner: Owner, left: float) -> None:
-        """Log whom it waits for; of those that take over, one has succeeded when there is another owner."""
+        """Log the owner that it waits for; a new owner means that a job which takes over has succeeded."""
         # Of several jobs that take over, the one that has replaced the first owner keeps the directory.
         if self._job.take_over and self._owner is None:
             logger.warning("taking over %s from %s", self._job.location, owner)
@@ -117,7 +117,7 @@ class _Wait:
         self._owner = owner
 
     def _end(self, owner: Owner) -> None:
-        """Kill an agent that does not run, or waits for what does not answer: its memory outlives it."""
+        """Kill an agent that is stopped, or waits without an answer: its memory outlives it."""
         self._victim = None
         if owner.process is not None and owner.process.kill():
             logger.warning(

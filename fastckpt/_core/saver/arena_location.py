@@ -1,4 +1,4 @@
-"""Chooses where a launch has its arenas, and finds what launches with another place left there."""
+"""Chooses where a launch has its arenas, and finds checkpoints that launches with another place left there."""
 
 import errno
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger("fastckpt")
 
 
 def place(settings: Settings) -> Path:
-    """The directory under which arenas are made; raises ConfigError if it is not there, or not what was asked."""
+    """The directory under which arenas are made; raises ConfigError if it is missing, or contradicts an option."""
     directory = Path(settings.arenas)
     try:
         in_memory = lies_in_memory(directory)
@@ -76,7 +76,7 @@ def copies_place(settings: Settings, checkpoint_dir: str = "") -> Path | None:
 
 
 def memory_id(settings: Settings) -> str:
-    """Return an id that exactly those processes share whose arenas are in the same memory."""
+    """Return an id that processes share exactly if their arenas are in the same memory."""
     try:
         status = Path(settings.arenas).stat()
     except OSError:  # `place` raises it once there is something to hold
@@ -125,7 +125,7 @@ def report_memory_of_others(arena: Path) -> None:
 
 
 def _census(directory: Path) -> list[ArenaEntry]:
-    # Another launch's place may be gone, or not readable for this user: then nothing is known of it.
+    # Another launch's place may be gone, or not readable for this user: then it counts as empty.
     with suppress(OSError):
         return census(directory)
     return []

@@ -1,4 +1,4 @@
-"""Coordinator of one checkpoint directory: which slot a save takes, what is committed, what is pinned."""
+"""Coordinator of one checkpoint directory: the slot that a save takes, commits, and pins."""
 
 import asyncio
 import logging
@@ -99,10 +99,10 @@ class Coordinator:
         self._ended = self._is_back = False
 
     async def open(self) -> None:
-        """Read what memory and storage hold."""
-        # 1. end the writers of a dead owner   2. adopt or give up its memory, by the directory's mark   3. take what is
-        # whole in its slots   4. look in the durable tiers, and wait for other jobs there   5. begin to digest, and
-        # look for what was left elsewhere
+        """Read the saves in memory and on storage."""
+        # 1. end the writers of a dead owner   2. adopt or give up its memory, by the directory's mark   3. take the
+        # whole saves in its slots   4. look in the durable tiers, and wait for other jobs there   5. begin to digest,
+        # and look for saves left elsewhere
         loop = asyncio.get_running_loop()
         if self._among.round is not None:
             await self.begin_round(self._among.round)
@@ -118,7 +118,7 @@ class Coordinator:
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
             slot.recover()
-        # Before `tiers.open`: what is in memory of another line must not count as the newest checkpoint known.
+        # Before `tiers.open`: a save of another line in memory must not count as the newest checkpoint known.
         await loop.run_in_executor(None, self._forget_others)
         in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
         self.writers.newest_history = await self.tiers.open(in_memory)
@@ -149,7 +149,7 @@ class Coordinator:
         self._marking.assume(first=hello.group_rank == 0)
 
     def _forget_others(self, *, lost: bool = False) -> None:
-        """Give up what is in memory of another line than that of the histories which others have opened."""
+        """Give up saves in memory from which the histories that others have opened do not go on."""
         histories = self.persister.storage.histories
         for slot in self.slots:
             opening = Opening.of_slot(slot.path)
@@ -159,7 +159,7 @@ class Coordinator:
                 slot.clear()
 
     def bytes(self) -> int:
-        """Bytes of slots, and of what is kept for other nodes; in any thread."""
+        """Bytes of slots, and of copies for other nodes; in any thread."""
         sizes = [sum(slots.images_in(slot.path).values()) for slot in [*self.slots]]
         return sum(sizes) + self.peers.replicas.bytes()
 
@@ -190,20 +190,20 @@ class Coordinator:
         return history
 
     def lost(self, local_rank: int, pid: int) -> None:
-        """A writer has disconnected or died: it reads no more, and what waits for it will not be whole."""
+        """A writer has disconnected or died: it reads no more, and saves that wait for it will not be whole."""
         self.readers.release(pid)
         if self.writers.lose(local_rank, pid):
             self._settle(local_rank)
 
     def leave(self, local_rank: int, message: Goodbye) -> None:
-        """A writer deregisters: what waits for it takes what it lends, or will not be whole."""
+        """A writer deregisters: saves that wait for it take its lent state, or will not be whole."""
         self._note_deregistered_elsewhere(message.closed)
         loan = Loan(message.lends, message.details) if message.lends else None
         self.writers.leave(local_rank, message.history, loan)
         self._settle(local_rank)
 
     def _settle(self, gone: int) -> None:
-        """Lend to the saves under way what a writer that is gone lends; give up those to which it lends nothing."""
+        """Lend the state of a writer that is gone to the saves under way; give up saves to which it lends nothing."""
         # Oldest first, so that a lender's part goes into the older save before the newer one needs it, too.
         for slot in sorted(self.slots, key=lambda slot: slot.id or ()) if self.arena.is_there() else ():
             if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
@@ -217,7 +217,7 @@ class Coordinator:
             self._take(slot, partial(slot.read_part, gone))
 
     def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
-        """Have writers that are gone, or one of them, take part in a save with what they lend."""
+        """Complete a save with the lent state of writers that are gone, or of one of them."""
         for rank, loan in self.writers.lenders(save):
             if to_lend in (None, rank):
                 self._reservations.note(slot, dict(loan.files), rank)
@@ -231,7 +231,7 @@ class Coordinator:
                 self._report_loan(save, rank)
 
     def _report_loan(self, save: SaveId, rank: int) -> None:
-        """Log, once for each rank, from which save on others take what it has lent."""
+        """Log, once for each rank, the first save that takes its lent state."""
         if rank not in self._borrowed_from:
             self._borrowed_from.add(rank)
             text = "from step %d on checkpoints have the part of %s as it was when that closed"
@@ -273,8 +273,8 @@ class Coordinator:
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
         # 1. read all records: messages of dead workers may be lost   2. drop the
-        # pins of dead readers, keep those of persists   3. give up what another job
-        # has superseded   4. forget the generation of writers   5. flush the newest
+        # pins of dead readers, keep those of persists   3. give up saves that another
+        # job has superseded   4. forget the generation of writers   5. flush the newest
         self._read(*self.slots)
         for slot in self.slots if self.arena.is_there() else ():
             # A persist that was under way when the workers died still reads the slot.
@@ -302,7 +302,7 @@ class Coordinator:
         some lack is never published. So saves that all nodes keep, or are about to, are persisted first.
         """
         shared = self.peers.common
-        if shared or not self.peers.address:  # else the first agent has ended, and what was known holds
+        if shared or not self.peers.address:  # else the first agent has ended, and its last answer holds
             self.persister.stats.common = min(shared, default=None)
         if not self._settings.flush:
             return
@@ -313,7 +313,7 @@ class Coordinator:
             self.persister.flush(newest)
 
     def persist(self, save: SaveId) -> str:
-        """Persist a checkpoint in memory that a user asks for; what became of that, as `Saver.persist`."""
+        """Persist a checkpoint in memory that a user asks for; the outcome, as in `Saver.persist`."""
         slot = next((slot for slot in self.slots if slot.committed and slot.id == save), None)
         if slot is None:
             return "gone"
@@ -393,7 +393,7 @@ class Coordinator:
             raise ArenaInUse("the job ends, and its memory is given back")
         for slot in self.slots:
             slot.forget()
-        # The slots are forgotten first: what has their names now may be another job's.
+        # The slots are forgotten first: directories of their names may be another job's now.
         self.arena.restore()
         for slot in self.slots:
             slot.clear()
@@ -405,7 +405,7 @@ class Coordinator:
             self._take(slot, slot.read)
 
     def _take(self, slot: Slot, read: Callable[[], None]) -> None:
-        # What is at the path of an arena that was removed may be another job's.
+        # A new arena at the path of a removed one may be another job's.
         read() if self.arena.is_there() else slot.forget()
         for target, urgency in slot.take_wanted().items():
             self.persister.submit(slot, target, urgency)
@@ -432,7 +432,7 @@ class Coordinator:
         if isinstance(message, Uncommitted):
             self.writers.fail(writer, save, message.reason)
         elif message.persist:
-            # Before the record is read: with the last part the slot is whole, and is submitted with what was wanted.
+            # Before the record is read: with the last part the slot is whole, and is submitted with its wanted paths.
             slot.want(message.path, urgency_of(message))
         # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
         self._take(slot, partial(slot.read_part, writer))
@@ -456,7 +456,7 @@ class Coordinator:
         """Bring files of a save from other nodes' memory; raises as `MemoryPeers.fetch`."""
 
         def choose() -> Slot:
-            # The ranks of this node have chosen what it lacks: of older saves they need none but the newest.
+            # The ranks of this node have chosen a save that it lacks: of older saves they need none but the newest.
             choice = self._choice(pinned_by_readers=False)
             if isinstance(choice, Skip):
                 raise FastckptError(f"there is no room for it: {choice.reason}")
@@ -477,7 +477,7 @@ class Coordinator:
             await self._reservations.prepare(files, writer)
 
     def give_up(self, message: Bad) -> None:
-        """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
+        """The ranks have found checkpoints bad: persist the newest good one, if storage has none as new."""
         self.readers.give_up(message)
         self.tiers.look_again(self.flush) if message.storage else self.flush()
 
@@ -491,7 +491,7 @@ class Coordinator:
     def status(self, writer: int) -> Status:
         """Return the state of persistence."""
         way = self.persister
-        # What lacks the part of the one who asks cannot become whole while it waits.
+        # A save that lacks the part of the rank that asks cannot become whole while this waits.
         others = [slot for slot in self.slots if writer not in slot.writers - slot.done]
         waiting = way.waiting + (way.owed.save is not None) + sum(len(slot.wanted) for slot in others)
         filling = sum(slot.id is not None and not slot.committed and not self._obstacle(slot) for slot in others)
@@ -504,9 +504,9 @@ class Coordinator:
         Of a job that has ``finished`` other nodes need not run the end once more. Returns whether all persists have
         come to an end.
         """
-        # 1. read what late writers have left   2. flush, and wait for persists and uploads   3. look whether what was
-        # durable still is   4. close the records of histories   5. remove the memory, or keep it if its newest
-        # checkpoint is durable nowhere
+        # 1. read the records of late writers   2. flush, and wait for persists and uploads   3. look whether durable
+        # checkpoints still are there   4. close the records of histories   5. remove the memory, or keep it if its
+        # newest checkpoint is durable nowhere
         self.look()
         self.flush(ends=True)
         drained = await self.tiers.finish(self._settings.flush_timeout)

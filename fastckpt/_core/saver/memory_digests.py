@@ -100,7 +100,7 @@ class MemoryDigests:
 
 
 def _judge(slot: Slot, save: SaveId, found: dict[str, str], since: float) -> None:
-    """Keep the digests of a checkpoint that had none; one that is not what it was when it had is bad."""
+    """Keep the digests of a checkpoint that had none; one that differs from its earlier digests is bad."""
     # Read after the bytes: a persist may have written digests meanwhile.
     before = slots.read(slot.path).digests
     changed = [name for name in before if found.get(name) != before[name]]

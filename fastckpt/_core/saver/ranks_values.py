@@ -7,7 +7,7 @@ from fastckpt._core.logged_values import LONGEST, MOST
 
 
 class RanksValues:
-    """Keeps what ranks log; any thread may read it."""
+    """Keeps values that ranks log; any thread may read them."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[int, dict[str, float]]] = {}

@@ -1,4 +1,4 @@
-"""The workers that read checkpoints in memory: what they read stays, what they find bad goes."""
+"""The workers that read checkpoints in memory: these stay while they are read, and go if they are bad."""
 
 import logging
 from pathlib import Path
@@ -16,12 +16,12 @@ class Readers:
     """Processes that read the slots of a node, and files that they downloaded for it.
 
     Attributes:
-        active: Processes that read what is in memory, or look for what to load.
+        active: Processes that read checkpoints in memory, or look for one to load.
         elsewhere: Checkpoints that an earlier launch left in a place in which this one does not look, in words.
     """
 
     def __init__(self, slots: list[Slot], staging: Path, persister: Persister, *, flush: bool) -> None:
-        """Remove what the readers of a dead job left in ``staging``."""
+        """Remove files that the readers of a dead job left in ``staging``."""
         self._persister, self._flush = persister, flush
         self._slots = slots
         self._staging = staging
@@ -49,7 +49,7 @@ class Readers:
             slot.pins.pop(f"{READER}{pid}", None)
 
     def give_up(self, bad: Bad) -> None:
-        """Never offer these checkpoints again, nor persist them: they are not what was saved, or that is wrong."""
+        """Never offer these checkpoints again, nor persist them: they are damaged, or their state is wrong."""
         for slot in self._slots:
             if _is_in(bad.memory, slot):
                 # Lost first, cleared second: the reason names the id, which `clear` forgets.
@@ -60,7 +60,7 @@ class Readers:
     def resumed(self, message: Resumed) -> None:
         """Note the checkpoint that the readers resume: of several nodes, the newest that all have.
 
-        What is newer here is given up, unless it is being persisted; in its place the newest that is left is flushed.
+        Newer ones here are given up, unless they are being persisted; then the newest that is left is flushed.
         """
         self._persister.stats.resume(message.tier, message.bad)
         for slot in self._slots:

@@ -62,7 +62,7 @@ class Reservations:
         self._warned = False
 
     def look_again(self) -> None:
-        """Count again what is there when that is needed next: others may have removed some of it."""
+        """Count the images again when their sizes are needed next: others may have removed some."""
         self._present.clear()
 
     def clear_away(self, slot: Slot, names: set[str]) -> None:
@@ -85,7 +85,7 @@ class Reservations:
         size, short = sum(sizes.values()), ""
         self._replicas.ask(sizes)
         self._replicas.ask_disk()
-        # Copies before a third slot: it saves a wait, they save what is not on storage. But not without room for both.
+        # Copies before a third slot: it saves a wait, they save state that storage lacks. But only with room for both.
         await self._replicas.settle(partial(self._lacking, size, LEAST, count=2))
         while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
             if spare is None:
@@ -117,15 +117,15 @@ class Reservations:
 
     def _lacking(self, size: int, share: int, count: int = 0) -> Headroom | None:
         """The limit that does not let every slot, or ``count`` slots, have ``size`` bytes; None if they can."""
-        begun = self._arena.begun_bytes()  # before the limits are read: what is made meanwhile must not count twice
+        begun = self._arena.begun_bytes()  # before the limits are read: images made meanwhile must not count twice
         found = headroom(self._arena.path.parent, share)
         present = begun + sum(size for slot in self._slots for size in self._images_in(slot).values())
-        # What the slots hold already counts as free: it is the memory that the new images take over.
+        # Images in the slots count as free: the new images take over their memory.
         found = replace(found, free=found.free + present + self._replicas.present)
         return found if (count or len(self._slots)) * size + self._replicas.needed > found.free else None
 
     def _images_in(self, slot: Slot) -> Sizes:
-        """The images of a slot: what was there when it was looked through, and what was made or removed here since."""
+        """The images of a slot: those found by the first look, and changes that were made here since."""
         if slot not in self._present:
             self._present[slot] = images_in(slot.path)
         return self._present[slot]
@@ -136,13 +136,13 @@ class Reservations:
     async def reserve(self, slot: Slot, sizes: Sizes, writer: int = 0) -> None:
         """Have the images of a writer in ``slot``; raises ArenaTooSmall.
 
-        Where some of them are called as none before, those that it does not ask for any more make room.
+        If some have new names, images that it does not ask for any more make room.
         """
         # The fast path of every save but the first: stat of a few files, no lock, no thread.
         if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
             return
         self._waiting += 1
-        self._urgent.set()  # also what is reserved ahead now is then made in haste
+        self._urgent.set()  # images that are reserved ahead now are then made in haste, too
         try:
             async with self._lock:
                 await self._reserve(slot, sizes, writer)
@@ -226,7 +226,7 @@ class Reservations:
             is_done = False
             while not is_done:
                 async with self._lock:
-                    # Once a writer has asked for images, their sizes are known; what was begun serves for them.
+                    # Once a writer has asked for images, their sizes are known; begun images serve for them.
                     is_free = (
                         slot in self._slots and slot.id is None and not sizes.keys() & self._images_in(slot).keys()
                     )
@@ -289,7 +289,7 @@ class Reservations:
             self._small.pop((slot, name), None)
 
     def close(self) -> None:
-        """End the thread, after what it is reserving now."""
+        """End the thread, after its present reservation."""
         for task in self._ahead:
             task.cancel()
         self._urgent.set()

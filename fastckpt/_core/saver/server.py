@@ -67,7 +67,7 @@ class Saver:
         unfinished: True if `close` has left a persist behind that would not end.
         slot: Number of this agent among those that share this host's memory; None where the ranks of nodes decide.
         prefetch: Files of others that this node fetches while it is a spare.
-        misplaced: Reason why this host can take no part in its job: a checkpoint directory there is another. Else
+        misplaced: Reason why this host can take no part in its job: its checkpoint directory is not the job's. Else
             empty.
     """
 
@@ -120,7 +120,7 @@ class Saver:
         return self._peers.serve()
 
     def meet(self, round: PeerRound) -> None:
-        """Take part in a new round, whose agents give each other what they hold."""
+        """Take part in a new round; its agents give each other files of saves."""
         lost = self._peers.assume(round)
 
         async def assume() -> None:
@@ -176,7 +176,7 @@ class Saver:
         return self._call(persist()).result(START_TIMEOUT)
 
     def let_copies_end(self, dead: Collection[int]) -> None:
-        """Wait until what ranks are copying is whole, for up to `WRITERS_TIMEOUT`; local ranks that are dead copy not.
+        """Wait, up to `WRITERS_TIMEOUT`, until saves that ranks are copying are whole; ``dead`` local ranks copy nothing.
 
         Call when a worker has ended by an exception, before the others are killed: the save before it may be under way.
         """
@@ -232,7 +232,7 @@ class Saver:
 
     @property
     def taken_by(self) -> Record | None:
-        """The record of those who have come in the place of this job, or of this half of it; None if nobody has."""
+        """The record of the job, or half of it, that has replaced this one; None if none has."""
         return next(filter(None, (coordinator.tiers.lost_to for coordinator in [*self._coordinators.values()])), None)
 
     @property
@@ -267,13 +267,13 @@ class Saver:
         return {directory: coordinator.progress.windows() for directory, coordinator in [*self._coordinators.items()]}
 
     def close(self, *, failed: bool = False, finished: bool = False) -> None:
-        """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
+        """Flush saves in memory that are newer than storage, then remove the arenas; waits up to ``flush_timeout``.
 
         Of a job that has ``finished`` no other node has to run the end.
 
-        Before that, writers in other processes have a moment to finish; if this process has ``failed``, whose own rank
-        the others may be waiting for, only as long as a save may still become whole by them. One that ends with a
-        checkpointer open may have failed, too, as only its exit code shows: they have it as long as they send messages.
+        Before that, writers in other processes have time to finish. If this process has ``failed``, they may be waiting
+        for its own rank: they have time only while they may still make a save whole. If it ends with a checkpointer
+        open, it may have failed, too, as only its exit code shows: they have time as long as they send messages.
         """
         if self._loop.is_closed():
             return
@@ -320,8 +320,8 @@ class Saver:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     async def _close(self, *, failed: bool, finished: bool) -> None:
-        # 1. end waits for other jobs   2. let writers finish what may become whole   3. no new connections   4. flush
-        # and close all directories at once   5. hang up on workers
+        # 1. end waits for other jobs   2. let writers finish saves that may become whole   3. no new connections
+        # 4. flush and close all directories at once   5. hang up on workers
         self._ending.set()
         if self._entering is not None:
             self._entering.tiers.stop()  # it may be waiting for another job
@@ -386,7 +386,7 @@ class Saver:
         async with self._opening:
             warn_of_several(hello, {each: of.writers.ranks for each, of in self._coordinators.items()})
             # 1. remove memory that nobody owns   2. wait for the
-            # arena, in a thread   3. adopt, or give up what it holds
+            # arena, in a thread   3. adopt, or give up its saves
             if hello.directory not in self._coordinators:
                 loop = asyncio.get_running_loop()
                 # Memory that nobody owns is removed before more is

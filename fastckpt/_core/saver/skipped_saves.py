@@ -1,4 +1,4 @@
-"""The saves of one directory that were skipped, or can never be whole: what is logged of them."""
+"""The saves of one directory that were skipped, or can never be whole, and their log lines."""
 
 import logging
 import math
@@ -17,12 +17,12 @@ logger = logging.getLogger("fastckpt")
 
 _SKIPPED = coded("saves are skipped from step %d on: %s", "FC-007")
 _PATIENCE = 5.0
-"""Seconds for which nothing is logged of a rank that is late, or has ended: if it failed, the launcher says why."""
+"""Seconds without a log line on a rank that is late, or has ended: if it failed, the launcher reports why."""
 _SLOT = "no slot"
 
 
 class SkippedSaves:
-    """Each reason is logged once, when it is certain; the end of the job counts what no later checkpoint made up for.
+    """Logs each reason once, when it is certain; the end of the job counts saves without any later checkpoint.
 
     Attributes:
         reasons: Number of saves lost because a rank is gone, or has failed, by reason.
@@ -58,7 +58,7 @@ class SkippedSaves:
         self._log(_SLOT, save, skip.reason, is_certain=skip.kind is not SkipKind.LATE)
 
     def _log(self, what: str, save: SaveId, why: str, *, is_certain: bool) -> None:
-        """Log it once, and of what may have a cause that is not known yet that it lasts."""
+        """Log it once: at once if the reason is certain, else when it has lasted."""
         now = time.monotonic()
         first, since = self._since.setdefault(what, (save, now))
         if since < math.inf and (is_certain or now - since > _PATIENCE):
@@ -84,7 +84,7 @@ def warn_of_several(hello: Hello, there: Mapping[str, Mapping[int, int]]) -> Non
 
     Args:
         hello: Of that rank.
-        there: The ranks, among those of all nodes, that have come to each directory so far, by their local ranks.
+        there: The global ranks that have come to each directory so far, by their local ranks.
     """
     here = {local: (rank, directory) for directory, ranks in there.items() for local, rank in ranks.items()}
     if len(here) == 1 and hello.local_rank not in here and hello.directory not in there:

@@ -30,7 +30,7 @@ class Slot:
         target: Path that its writers want for its model's file, once it is whole; empty for the default.
         wanted: Paths of its model's file on storage, once it is whole, and how to write them; as in Persister.submit.
         pins: Users that need it to stay as it is, and why.
-        verified: True if its images were read since its writers died, and are what their digests say.
+        verified: True if its images were read since its writers died, and match their digests.
         lost: Save in it that was found bad, and why; until the next save.
     """
 
@@ -55,7 +55,7 @@ class Slot:
         return id if self.committed and self.id == id else None
 
     def read(self, known: Mapping[int, slots.SlotDone] = MappingProxyType({})) -> None:
-        """Take the state from the records, of which those that are ``known`` have just been read."""
+        """Take the state from the records; the ``known`` ones have just been read."""
         records = slots.read(self.path, known)
         self.committed = records.committed is not None
         self.size = sum(records.files.values()) if self.committed else 0
@@ -90,7 +90,7 @@ class Slot:
     def recover(self) -> None:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
         self.read()
-        # Pins of dead readers; the coordinator restores those of persists, which the agent itself holds.
+        # Pins of dead readers; the coordinator restores pins of persists, which the agent itself holds.
         self.pins.clear()
         self.wanted.clear()
         self.verified, self._recovered = False, time.perf_counter()
@@ -113,7 +113,7 @@ class Slot:
         """Write digests of images into the slot, if they are those of the save that is whole here.
 
         They were read from the instant ``since`` on (time.perf_counter). If not ``of_first``, they are those of a
-        checkpoint in which the first node's stand for what each node has of its own.
+        checkpoint in which the first node's stand for files that each node has of its own.
         """
         try:
             records = slots.read(self.path)
@@ -123,7 +123,7 @@ class Slot:
                 own = records.files.keys() - (() if of_first else records.common)
                 ours = {name: digest for name, digest in digests.items() if name in own}
                 slots.write_digests(self.path, save, records.digests | ours)
-                # A digest that began before the writers died does not cover what they may have written afterwards.
+                # A digest that began before the writers died does not cover bytes that they may have written later.
                 self.verified = ours.keys() == records.files.keys() and since >= self._recovered
         # Without digests a resume compares sizes only; the checkpoint itself is whole.
         except OSError as error:
@@ -140,7 +140,7 @@ class Slot:
         return left
 
     def give_up(self, why: str) -> None:
-        """Its images are not what was saved: nobody may have them."""
+        """Its images differ from the save: nobody may have them."""
         assert self.id is not None
         metrics.counts["bad_checkpoints"] += 1
         metrics.event("bad_checkpoint", **self.id._asdict(), tier="memory", reason=why)
@@ -148,7 +148,7 @@ class Slot:
         self.clear()
 
     def lose(self, why: str) -> None:
-        """Remember that what it holds is bad: that it existed must not end in a silent fresh start."""
+        """Remember that its save is bad: a bad save must not end in a silent fresh start."""
         self.lost = f"{self.id} in memory is bad, and given up: {why}"
         logger.warning("%s", self.lost)
 
@@ -171,7 +171,7 @@ class Slot:
         self.wanted.clear()
 
     def want(self, path: str, urgency: Urgency) -> None:
-        """Have it persisted once it is whole; of what its writers ask for, the most counts."""
+        """Have it persisted once it is whole; of its writers' requests, the most urgent counts."""
         self.wanted[path] = max(urgency, self.wanted.get(path, urgency))
 
     def take_wanted(self) -> dict[str, Urgency]:

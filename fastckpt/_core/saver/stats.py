@@ -1,4 +1,4 @@
-"""Counts what became of the checkpoints of one directory, for the report at the end of the job."""
+"""Counts outcomes of the checkpoints of one directory, for the report at the end of the job."""
 
 import re
 import time
@@ -17,7 +17,7 @@ TIMES = 512
 
 @dataclass
 class Copies:
-    """Counts of what was copied to a remote store.
+    """Counts of checkpoints that were copied to a remote store.
 
     Attributes:
         location: The URL, or path.
@@ -42,12 +42,12 @@ class Copies:
 
 @dataclass
 class ReplicaCounts:
-    """Counts of copies that other hosts keep of what one alone has.
+    """Counts of copies that other hosts keep of one node's own files.
 
     Attributes:
-        saves: Saves whose copies all partners have got from this node, of ``size`` bytes together.
-        skipped: Saves of which this node has left them out.
-        newest: The newest save of which all nodes have made them, as far as is known.
+        saves: Saves of which all partners have got copies from this node, of ``size`` bytes together.
+        skipped: Saves of which this node has made no copies.
+        newest: The newest save of which all nodes have made copies, as far as is known.
     """
 
     saves: int = 0

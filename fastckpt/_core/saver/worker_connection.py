@@ -36,12 +36,12 @@ class WorkerConnection:
 
     @property
     def is_writer_elsewhere(self) -> bool:
-        """True if it has said hello, and is no part of this process."""
+        """True if it has sent its hello, and is no part of this process."""
         return self._coordinator is not None and self._pid != os.getpid()
 
     @property
     def is_writer_here(self) -> bool:
-        """True if it has said hello, and is a part of this process."""
+        """True if it has sent its hello, and is a part of this process."""
         return self._coordinator is not None and self._pid == os.getpid()
 
     @property
@@ -108,7 +108,7 @@ class WorkerConnection:
             case m.Pin():
                 # Once a rank has begun a save, memory has changed since the saver compared it.
                 verified = [] if coordinator.writers.latest else coordinator.readers.verified()
-                # Pinned before the answer: what it names cannot be overwritten before the worker reads it.
+                # Pinned before the answer: the saves that it names cannot be overwritten before the worker reads them.
                 held, durable = coordinator.readers.pin(self._pid), list(coordinator.tiers.newest or ())
                 lost, address, alike = coordinator.readers.lost(), coordinator.peers.address, coordinator.peers.alike
                 return m.Pinned(held, durable, verified, lost, address, alike)
@@ -148,7 +148,7 @@ def _welcome(coordinator: Coordinator, history: int) -> m.Welcome:
 
 
 def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
-    """End the reader's stream when the process dies; returns what ends the watch.
+    """End the reader's stream when the process dies; returns a function that ends the watch.
 
     A socket's end is a hint alone: a forked child of the worker keeps it open.
     """

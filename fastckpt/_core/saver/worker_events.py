@@ -1,4 +1,4 @@
-"""Events of workers: each that joins, what it resumed from, how often the job saves."""
+"""Events of workers: each that joins, the checkpoint that it resumed, how often the job saves."""
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId

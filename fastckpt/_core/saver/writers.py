@@ -54,8 +54,8 @@ class Departure:
 class CopyPace:
     """Counts the saves of each rank in a history, to see that ranks that save a step are at the same place.
 
-    One is refused as long as none was at the same place for two ranks: later, a rank that has left out a save, say
-    because it failed, is behind by one from then on.
+    A save is refused as long as none was at the same place for two ranks. Later, a rank that has left out a save, for
+    example because it failed, is behind by one from then on.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Writers:
             )
         self._present[rank] = Process.of(pid)
         self._ranks[rank] = of_job
-        # A new process: what its predecessor has begun says nothing about it.
+        # A new process: its predecessor's saves do not count for it.
         self._latest.pop(rank, None)
         self._pace.forget(rank)
         if rank in self._gone:  # it has another checkpointer now, and writes another history
@@ -205,7 +205,7 @@ class Writers:
         )
 
     def passed_over(self, save: SaveId, lacking: Collection[int]) -> str:
-        """Return which of the ranks that a save lacks have gone on without it; empty for none."""
+        """Return, in words, a rank that a save lacks and that has gone on without it; empty for none."""
         for rank in sorted(lacking):
             if rank in self._present and self._latest.get(rank, save) > save and self._pace.left_out(rank, save):
                 return f"{self.name(rank)} went on to step {self._latest[rank].step} without saving step {save.step}"
@@ -213,7 +213,7 @@ class Writers:
 
     @property
     def ranks(self) -> Mapping[int, int]:
-        """The numbers of the local ranks among those of all nodes."""
+        """The global ranks of the local ranks."""
         return self._ranks
 
     @property
@@ -245,7 +245,7 @@ class Writers:
     def obstacle(self, save: SaveId, lacking: Collection[int] | None = None) -> str:
         """Return why a save can never be whole: a rank that lends nothing is gone, or one has failed; empty if it may.
 
-        ``lacking`` are those of whom it lacks the parts; None for a save that is yet to begin.
+        ``lacking`` are the ranks with missing parts; None for a save that is yet to begin.
         """
         for rank, departure in self._gone_from(save):
             if (lacking is None or rank in lacking) and not departure.lends_to(save):

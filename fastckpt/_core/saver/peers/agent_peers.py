@@ -1,4 +1,4 @@
-"""This agent among those of the other nodes: what it answers them, of all checkpoint directories."""
+"""This agent among those of the other nodes: its answers to them, for all checkpoint directories."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class AgentPeers:
     """Serves other agents from the first round with several nodes on.
 
     Args:
-        memory: Finds what this node holds; called in threads.
+        memory: Finds this node's files; called in threads.
         mbps: MB (10**6 bytes) of copies that this node sends per second at most; 0 for no limit.
 
     Attributes:
@@ -160,7 +160,7 @@ class AgentPeers:
         return serve_rebuilt(connection, save, request, self._memory(save.directory).parity, round.secret)
 
     def _at_risk(self, _: SealedConnection, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a spare that asks for what to prefetch, once that is another than it knows, or after a while."""
+        """Answer a spare with the saves to prefetch, once they differ from those that it knows, or after a while."""
         round, known, end = self.round, request.get("known"), time.monotonic() + PATIENCE
         while (found := self._saves_at_risk()) == known and self.round is round and time.monotonic() < end:
             if self._ended.wait(PAUSE):
@@ -168,7 +168,7 @@ class AgentPeers:
         return {"saves": found}
 
     def _saves_at_risk(self) -> dict[str, Any]:
-        """The newest common save of each directory, and the node whose loss leaves the fewest copies, if any."""
+        """The newest common save of each directory, and the node with the fewest copies of its files, if any."""
         with self._lock:
             round, common = self.round, dict(self._common)
         found = {}

@@ -4,8 +4,8 @@ From one such save to the next it goes in two steps, as a commit in two phases d
 Systems, 1978). The next one counts when every node has reported that it keeps it. Until then every node keeps the one
 before, too. With one step, a node could overwrite a save that another has just come to rely on.
 
-Between both steps each node has its partners keep what it has the only copy of (`replication`). So copies are made of
-one save that all nodes turn to; what was overtaken before that is never copied.
+Between both steps each node has its partners keep files of which it has the only copy (`replication`). So copies are
+made of one save that all nodes turn to; a save that was overtaken before is never copied.
 """
 
 from collections import Counter
@@ -121,7 +121,7 @@ class CommonSave:
 class CommonSaves:
     """Saves of one directory that all agents of a round hold; each agent reports to it, in threads of any number.
 
-    What a report takes does not grow with the number of agents, but for the one that completes a step.
+    The time of a report does not grow with the number of agents, but for the report that completes a step.
 
     Args:
         members: The agents of the round, by their ranks.
@@ -146,7 +146,7 @@ class CommonSaves:
         self._changed = Condition()
 
     def report(self, report: HeldReport, known: CommonSave | None = None, wait: float = 0.0) -> CommonSave:
-        """Take note of what an agent holds; raises ProtocolError if it is none of this round.
+        """Note the saves that an agent holds; raises ProtocolError if it is not of this round.
 
         Args:
             report: Its report.
@@ -220,7 +220,7 @@ class CommonSaves:
 
 
 def _recount(counts: "Counter[T]", new: Collection[T], old: Collection[T]) -> None:
-    """Count what is new, and what is old no more."""
+    """Count the new ones, and the old ones no more."""
     counts.update(new)
     counts.subtract(old)
     for each in old:

@@ -38,7 +38,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class OfferedParity:
-    """Parity of a group: its members, which of them has this, and the sizes of the others' files, by member."""
+    """Parity of a group: its members, the one that has this parity, and the sizes of the others' files, by member."""
 
     group: Group
     own: str
@@ -107,7 +107,7 @@ def fetch_all(
     offers: Sequence[Offer],
     secret: bytes,
 ) -> FetchedFiles:
-    """Fetch each file from the first of its sources that has it undamaged; rebuild what none of them gives.
+    """Fetch each file from the first of its sources that has it undamaged; rebuild files that none of them gives.
 
     Raises FastckptError or OSError if there is none for a file, or no memory for it.
 
@@ -184,7 +184,7 @@ def _from_any(save: SaveName, root: Path, name: str, offers: Sequence[Offer], se
 
 
 def with_kept(slot: Path, kept: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int]) -> FetchedFiles:
-    """The same with the files of this node's ranks that it has kept for another node, which come into the slot.
+    """Add to the fetched files those of this node's ranks that it has kept for another node; they move into the slot.
 
     Raises OSError.
 
@@ -210,13 +210,13 @@ def with_kept(slot: Path, kept: Path, save: SaveName, fetched: FetchedFiles, ran
 
 
 def make_ours(slot: Path, save: SaveName, fetched: FetchedFiles, ranks: Sequence[int], node: int) -> bool:
-    """Commit what was fetched as if this node's ranks had saved it; False if records or files of some are missing.
+    """Commit fetched files as if this node's ranks had saved them; False if records or files of some are missing.
 
-    What these ranks need of others' files is beside them, and no part of it.
+    Files of other ranks that these ranks need are not part of the commit: they are kept beside it.
 
     Args:
         slot: Slot with the files, and nothing else.
-        save: The save that they are of.
+        save: The save of these files.
         fetched: The files.
         ranks: The numbers of this node's ranks among those of all nodes, in their local order.
         node: The rank of this node.

@@ -1,7 +1,7 @@
 """Files of a save from one agent's memory to another's: the requests, and who answers them.
 
-A request names directory, save and attempt. The answer to `LIST` has what the agent holds of it; that to `GET` is the
-size of a file, its bytes, and then its digest, as it was computed from the bytes that were sent.
+A request names directory, save and attempt. The answer to `LIST` has the save's files on that agent; that to `GET` is
+the size of a file, its bytes, and then the digest of the sent bytes.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ def serve(connection: SealedConnection, held: HeldSave, name: object, rate: Rate
         now, known = digest_file(path), held.digests.get(name, "")
     if known not in ("", now):
         raise OSError(f"{path} is damaged: its xxh3-128 is {now}, not {known}")  # hang up: its bytes are on their way
-    # A save may have begun in its slot meanwhile: then what was sent is of no save.
+    # A save may have begun in its slot meanwhile: then the sent bytes are of no save.
     still = held.slot is None or held.roots[name] != held.slot or slots.read(held.slot).committed == held.id
     return {"digest": now, "held": still}
 
@@ -182,7 +182,7 @@ def give(connection: SealedConnection, name: SaveName, held: HeldSave, contents:
 
 
 def ask_for(connection: SealedConnection, save: SaveName, name: str, size: int, **more: Any) -> None:
-    """Ask for a file, whose bytes come next; raises as `fetch`."""
+    """Ask for a file: its bytes come next; raises as `fetch`."""
     head = connection.ask(save.request(GET, name=name, **more))
     if head.get("size") != size:
         raise BadCheckpoint(f"{name} of {save.id} has {head.get('size')} bytes there; it was committed with {size}")
@@ -235,8 +235,8 @@ def received(connection: SealedConnection, fd: int, size: int) -> str:
 
 
 def _received_on_disk(connection: SealedConnection, fd: int, size: int) -> str:
-    # No mapping: a disk that fails would kill this process. What it does not take is received all the same, so that
-    # the other agent learns why.
+    # No mapping: a disk that fails would kill this process. The rest is received all the same, so that the other agent
+    # learns why.
     digest, failure = xxhash.xxh3_128(), None
     with memoryview(bytearray(min(ON_DISK, size))) as buffer:
         for offset in range(0, size, ON_DISK):

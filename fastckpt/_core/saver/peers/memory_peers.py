@@ -48,16 +48,16 @@ class MemoryPeers:
         directory: The checkpoint directory.
         arena: Arena with this node's saves.
         of: Its slots.
-        among: The agents of the round, and the limit on what this one sends.
+        among: The agents of the round, and the limit on this one's copies.
         settings: Settings of the job.
-        readers: Processes that read what is in memory, or look for what to load.
+        readers: Processes that read saves in memory, or look for one to load.
         copies: The directory on a disk for copies of other nodes' large files; None for the arena.
 
     Attributes:
         counts: Copies of this node's large files.
         replicas: Large files of other nodes that this one keeps.
-        parity: Parity of such files, if this one keeps that.
-        room: The memory that these need.
+        parity: Parity of such files, if this node keeps it.
+        room: The memory for both.
         rate: A limit on the bytes that this node sends per second in the background; None for none.
         alike: Whether files that each node has of its own were equal on all nodes when they were last compared.
     """
@@ -85,7 +85,7 @@ class MemoryPeers:
             directory, arena, lambda: [slot.path for slot in [*of]], self._answered, among.common_saves, sender
         )
 
-        # Before the first commit of a round its workers may yet choose to resume what is kept.
+        # Before the first commit of a round its workers may yet choose to resume from copies.
         def in_use() -> bool:
             return bool(readers) or not self._has_committed
 
@@ -99,7 +99,7 @@ class MemoryPeers:
     def common(self) -> frozenset[SaveId]:
         """The saves that no slot may lose, because all nodes hold them: the newest such, and one that is to be it."""
         if self._is_alone and self._has_committed:
-            return frozenset()  # others may hold it no more, and what this one has saved since is whole
+            return frozenset()  # others may hold it no more, and this node's later saves are whole
         return frozenset(id for id in (self._answer.id, self._answer.next) if id)
 
     @property
@@ -131,7 +131,7 @@ class MemoryPeers:
         self._replication.assume(round)
 
     def clear_away(self) -> None:
-        """Remove what owners that died have left of copies: unfinished ones, spare ones, and those of no arena."""
+        """Remove copies of owners that died: unfinished ones, spare ones, and those of no arena."""
         self.replicas.clear_away()
         self.parity.clear_away()
         if self._folder.path != self._arena:
@@ -145,7 +145,7 @@ class MemoryPeers:
             asyncio.get_running_loop().run_in_executor(None, self._give_back, self._ids())
 
     def changed(self) -> None:
-        """A save begins: what was fetched may be overwritten."""
+        """A save begins: fetched files may be overwritten."""
         self._fetches.clear()
         self._has_begun = True
 
@@ -156,7 +156,7 @@ class MemoryPeers:
             self.parity.give_back(needed)
 
     def _make_way(self, *, for_good: bool) -> None:
-        """Give back copies for which slots have no room, those that a resume now needs only ``for_good``."""
+        """Give back copies to make room for slots; copies that a resume needs now only ``for_good``."""
         before = self._bytes_of_copies()
         self._give_back(() if for_good else self.common)
         if for_good and (given := before - self._bytes_of_copies()):
@@ -220,8 +220,8 @@ class MemoryPeers:
         choose: Callable[[], Slot],
         ranks: Mapping[int, int],
     ) -> tuple[Slot | None, Fetched]:
-        # 1. what the sources hold   2. a place: a slot, or beside what other nodes' files are kept if this node has its
-        # part of the save   3. the files, each from the first source that has it   4. the records that make it ours
+        # 1. the sources' offers   2. a place: a slot, or the copies of other nodes' files if this node has its part of
+        # the save   3. the files, each from the first source that has it   4. the records that make it ours
         if (round := self._round) is None:
             raise FastckptError("this agent is in no round with others")
         loop, sources, since = asyncio.get_running_loop(), message.sources, time.perf_counter()

@@ -47,7 +47,7 @@ class ChunkRequest:
         attempt: Its token.
         group: The members of the group.
         own: The member that this node is.
-        member: The member whose chunk comes.
+        member: The sender of the chunk.
         files: Its files.
         common: The newest save that all nodes hold, of which nothing may be released; None if it is not known.
         is_replicated: True if parity of that one is whole in all groups of this round.
@@ -69,7 +69,7 @@ class ParityFiles:
     Args:
         arena: The arena.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
-        in_use: Returns whether workers of this node may choose to resume what is there.
+        in_use: Returns whether workers of this node may choose to resume from it.
         piece: Bytes of a piece.
         folder: Folder of parity; the arena, if none is given.
     """
@@ -93,7 +93,7 @@ class ParityFiles:
         return not self._in_use()
 
     def clear_away(self) -> None:
-        """Remove what an owner that died has left unfinished, or spare."""
+        """Remove unfinished and spare parity of an owner that died."""
         remove_any(self._arena / _SPARE)
         for path in self._places():
             if not (path / RECORD).exists():
@@ -122,7 +122,7 @@ class ParityFiles:
                 place = self._coming[path] = self._new_or_why(path, request)
             place.expect(member, request.files)
         if place.lacks(size := place.record.size(member)):
-            with self._making:  # one at a time: what two find free is there once. Other chunks go on meanwhile
+            with self._making:  # one at a time: two would count the same free memory. Other chunks go on meanwhile
                 place.grow(size, self._demand_room)
         self.came(place)  # an empty one is
         return None if place.record.has(member) else place
@@ -149,7 +149,7 @@ class ParityFiles:
             remove_any(self._arena / _SPARE)
 
     def bytes(self) -> int:
-        """Bytes that parity takes, with what is spare."""
+        """Bytes of parity, and of spare blocks."""
         found = 0
         for path in [*(path / BLOCK for path in self._places()), *(self._arena / _SPARE).glob("*")]:
             with contextlib.suppress(OSError):
@@ -183,16 +183,16 @@ class ParityFiles:
             del self._coming[place.path]
 
     def _make_way(self, path: Path, request: ChunkRequest) -> None:
-        """Release what the parity that comes takes the place of: older saves, but the newest that all nodes hold.
+        """Release the parity that a new one replaces: of older saves, but the newest that all nodes hold.
 
-        Of one save two groups may have made parity. That of the later one counts when all nodes have it: until then the
-        earlier one's stays, because the host that has taken the place of a lost one may be lost, too.
+        Two groups may have made parity of one save. That of the later group counts when all nodes have it. Until then
+        the earlier one stays, because the host that has taken the place of a lost one may be lost, too.
         """
         common = request.common
         needed = {request.id, common} if common else {request.id, *self._needed()}
         all_places = {place: id for root in self._folder.roots for place, id in parity_places(root).items()}
         places = {place: id for place, id in all_places.items() if id <= request.id and place != path}
-        for place in self._coming.keys() & places.keys():  # they lack a chunk, and what sends it has turned to this one
+        for place in self._coming.keys() & places.keys():  # they lack a chunk, and its sender has turned to this one
             self._release(place)
             del places[place]
         if self._in_use():

@@ -1,7 +1,7 @@
-"""A place whose parity is being made: chunks of the other members of a group come in pieces, and go into its XOR.
+"""A place for new parity: chunks of the other members of a group come in pieces, and go into its XOR.
 
-A piece goes into the XOR once it is whole and its digest was compared: so half of one is never in it. Which pieces of
-whom are in it is remembered, because the same piece twice would take it out again.
+A piece goes into the XOR once it is whole and its digest was compared: so half of one is never in it. The pieces of
+each member in it are remembered, because the same piece twice would take it out again.
 """
 
 import mmap
@@ -23,14 +23,14 @@ from fastckpt.errors import ArenaTooSmall, FastckptError, ProtocolError
 
 
 class ParityPlace:
-    """A place whose chunks are coming; any thread may add a piece.
+    """A place that receives chunks; any thread may add a piece.
 
     Args:
         path: The directory of the place.
         id: The save.
         record: Record of the place; it grows.
         descriptor: The block; this object closes it.
-        allocated: Bytes of the block, all of whose memory is there.
+        allocated: Bytes of the block that have memory.
     """
 
     def __init__(self, path: Path, id: SaveId, record: ParityRecord, descriptor: int, allocated: int) -> None:
@@ -74,7 +74,7 @@ class ParityPlace:
         try:
             with metrics.phase("parity.allocate", step=self.id.step):
                 demand_room(size - allocated)
-                if allocated:  # `allocate` writes to what it makes: what is there already has chunks in it
+                if allocated:  # `allocate` writes to its bytes: here they have chunks in them
                     os.posix_fallocate(descriptor, allocated, size - allocated)
                 else:
                     allocate(descriptor, size)
@@ -90,7 +90,7 @@ class ParityPlace:
     def add(self, member: str, number: int, data: memoryview, digest: str) -> None:
         """Take a piece into the XOR.
 
-        Raises FastckptError if it is not the next one of its member, or the place was released, and ArenaTooSmall if
+        Raises FastckptError if it is not the next one of its member, or the place was released. Raises ArenaTooSmall if
         the disk does not take it: then the place never counts.
         """
         with self._lock:
@@ -98,7 +98,7 @@ class ParityPlace:
             if self._descriptor < 0 or len(known.digests) != number:
                 raise FastckptError(f"piece {number} of {member} is not what comes next in the parity of {self.id}")
             start, end = number * self.record.piece, number * self.record.piece + len(data)
-            # What no chunk has come to yet is written, and not made zero first: pages that serve again have old bytes.
+            # Bytes that no chunk has reached are overwritten, not XORed: pages that serve again have old bytes.
             old = max(0, min(self._filled - start, len(data)))
             (self._add_in_memory if is_in_memory(self._descriptor) else self._add_on_disk)(start, data, old)
             self._filled = max(self._filled, end)

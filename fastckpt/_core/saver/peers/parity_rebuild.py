@@ -1,10 +1,10 @@
 """Files of a lost node from the parity of its group: three ends.
 
-The agent that wants them asks each member that is left to `REBUILD` the chunk whose parity that member has. This one
-asks the others for their chunks in the same parity (`CHUNK`) and sends what is left after XOR, piece by piece. So the
-members receive at the same time, each fewer bytes than a node has, and the agent that wants the files receives them
-once. A chain of partial sums would carry as many bytes, and one slow member would hold up all of it. Each piece is
-compared with the digest that it had when it went in, and each file with its own.
+The agent that wants them asks each remaining member to `REBUILD` a chunk from its parity. This member asks the others
+for their chunks in the same parity (`CHUNK`) and sends the result of the XOR, piece by piece. So the members receive at
+the same time, each fewer bytes than a node has, and the agent that wants the files receives them once. A chain of
+partial sums would carry as many bytes, and one slow member would hold up all of it. Each piece is compared with the
+digest that it had when it went in, and each file with its own.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def serve_chunk(connection: SealedConnection, held: HeldSave, request: Mapping[s
     return {"sent": True}
 
 
-# --- a member that is left, asked for what its parity gives
+# --- a remaining member, asked for a chunk from its parity
 
 
 def serve_rebuilt(
@@ -169,14 +169,14 @@ def rebuild(
 
     Args:
         save: The save.
-        member: The member that is lost, or whose files are damaged.
+        member: The member that is lost, or has damaged files.
         group: Its group, as it was when the parity was made.
         root: The directory.
         holders: By each other member, where its memory is now: its agent may be another than then.
         secret: The secret of the round.
     """
-    # 1. all members that are left report what they know of its files   2. memory for these   3. the chunks, all at once
-    # 4. the files' own digests, because those of the chunks are of what was sent   5. their names
+    # 1. all remaining members report their records of its files   2. memory for these   3. the chunks, all at once
+    # 4. the files' own digests, because those of the chunks are of the sent bytes   5. their names
     with contextlib.ExitStack() as on_exit:
         if sorted([member, *holders]) != sorted(group):
             raise FastckptError(f"two nodes of the group of {member} are lost: its files cannot be rebuilt from parity")

@@ -1,8 +1,8 @@
 """A chunk of a node's large files into the parity of another node: the request, and both ends of it.
 
-The request `PARITY` names the group, the member and its files. The answer says that the chunk is in the parity already,
-or that there is no room, or from which piece on it may come. Each piece is followed by its digest, and answered: only
-what came as it was sent is in the XOR.
+The request `PARITY` names the group, the member and its files. The answer is that the chunk is in the parity already,
+or that there is no room, or the piece from which on it may come. Each piece is followed by its digest, and answered:
+only undamaged pieces are in the XOR.
 """
 
 import os
@@ -57,16 +57,16 @@ def send_chunk(
     common: CommonSave,
     rate: RateLimit | None = None,
 ) -> int:
-    """Have another agent take this node's chunk into its parity; the bytes that had to be sent for that.
+    """Have another agent take this node's chunk into its parity; returns the bytes that were sent.
 
     Args:
         connection: To that agent.
-        save: The save that the files are of.
+        save: The save of the files.
         files: All large files that this node alone has; there may be none.
         group: The ids of the agents of the group.
         pair: The ids of this agent and of that one.
-        common: The newest save that all nodes hold, of which that agent may release nothing, but parity of earlier
-            groups if that of this round's is whole.
+        common: The newest save that all nodes hold. That agent may release nothing of it but parity of earlier groups,
+            if that of this round's is whole.
         rate: A limit, of this node, on the bytes per second.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The agents of one round, and which of them keep copies of what this one holds."""
+"""The agents of one round, and the partners among them that keep copies of this one's files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ class Peer:
 
     Attributes:
         id: Unique id of the agent process.
-        memory: Id that agents share whose memory is lost together.
+        memory: Id of its memory; agents that share it lose their memory together.
         address: Address at which it serves files, HOST:PORT.
-        launch: The name by which histories know it.
+        launch: Its name in histories.
         host: Its host's name, for people to read.
         marks: The marks of the checkpoint directories in which it has saved before this round, by directory.
     """

@@ -17,7 +17,7 @@ from fastckpt.errors import ArenaTooSmall
 logger = logging.getLogger("fastckpt")
 
 _DIVIDED = (".distcp", "_states.pt")
-"""Ends of names of files that one node alone has, of those that can be known before the first save."""
+"""Ends of names of files that one node alone has, as far as they are known before the first save."""
 
 
 class MakeWay(Protocol):
@@ -85,7 +85,7 @@ class ReplicaRoom:
         """
         if self._is_optional and self.needed and (found := lacking()):
             self._give_up(found)
-        for is_last in (False, True):  # those that are left of a round in which there were some
+        for is_last in (False, True):  # copies that are left of a round that had some
             if self._folder.is_memory and not self.needed and self._present() and lacking():
                 await asyncio.to_thread(partial(self._make_way, for_good=is_last))
 

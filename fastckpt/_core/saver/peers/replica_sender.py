@@ -59,7 +59,7 @@ class ReplicaSender:
         self._skipped: tuple[SaveId, str] | None = None
 
     def assume(self, round: PeerRound) -> None:
-        """Take part in a new round: what is on its way to those of the last one ends."""
+        """Take part in a new round: transfers to agents of the last one end."""
         with self._lock:
             self._round, self._failing = round, None
             self._hang_up()
@@ -81,13 +81,13 @@ class ReplicaSender:
             round: The round.
         """
         large = {name: size for name, size in held.own_files.items() if size > SMALL}
-        # What nodes saved that are gone now has no second copy yet: only a save of this round's nodes is all here. And
-        # agents on one host lose their memory together.
+        # Files of nodes that are gone have no second copy yet: only a save of this round's nodes is all here.
+        # And agents on one host lose their memory together.
         memories = {peer.memory for peer in round.peers}
         is_of_round = bool(held.details.get("nodes", 1) == len(round.peers)) and len(memories) > 1
         if not large and not (round.parity and round.partners):  # the others' parity waits for an empty chunk, too
             return is_of_round
-        # Parity that there is of a save of other nodes has what those had that are gone: new parity would replace it.
+        # Existing parity of a save of other nodes covers files of lost nodes: new parity would replace it.
         if not round.partners or (round.parity and not is_of_round):
             return False
         since = time.perf_counter()
@@ -126,7 +126,7 @@ class ReplicaSender:
             notices.info(text, own, to, decimal(size), id.step, seconds, decimal(int(size / seconds)), limit)
 
     def _send(self, held: HeldSave, large: dict[str, int], common: CommonSave, round: PeerRound) -> int:
-        """Send what partners lack; the bytes that were sent."""
+        """Send the files that partners lack; returns the bytes that were sent."""
         save = SaveName(self._directory, held.id, held.attempt)
         digests = self._digests_of(held, large)
 
@@ -172,7 +172,7 @@ class ReplicaSender:
         metrics.event(
             "replica_skipped", history=held.id.history, step=held.id.step, bytes=sum(large.values()), reason=why
         )
-        kind = why.split(":")[:2]  # the host, and what it lacks; behind these are numbers
+        kind = why.split(":")[:2]  # the host, and the kind of trouble; numbers follow
         if self._warned != kind:
             self._warned = kind
             text = coded(
@@ -221,7 +221,7 @@ class ReplicaSender:
 
 @contextlib.contextmanager
 def _named(peer: Peer) -> Iterator[None]:
-    """Name the host that has no room: what it says of a directory means its own."""
+    """Name the host that has no room: its message on a directory means its own."""
     try:
         yield
     except ArenaTooSmall as error:

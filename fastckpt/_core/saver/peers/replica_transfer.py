@@ -1,9 +1,9 @@
 """Large files of a save into the memory of another agent, which keeps them: the request, and both ends of it.
 
-The request `REPLICATE` names the file, its size and its digest. The answer says that the file is kept already, or that
-there is no room, or that it may come; then its bytes follow, and the answer to these says whether they are what was
-promised. Only then does the file have its name, so that half of one is never there. While memory for it is made, the
-first answer is that this takes its time, again and again.
+The request `REPLICATE` names the file, its size and its digest. The answer is that the file is kept already, or that
+there is no room, or that it may come. Then its bytes follow, and the answer to these reports whether they have the
+announced digest. Only then does the file get its name, so that half of one is never there. While memory for it is
+allocated, the first answer is `WAIT`, again and again.
 """
 
 import contextlib
@@ -48,13 +48,13 @@ def send_replica(
     common: SaveId | None,
     rate: RateLimit | None = None,
 ) -> bool:
-    """Have another agent keep a file; whether its bytes had to be sent for that.
+    """Have another agent keep a file; returns whether its bytes had to be sent.
 
     Args:
         connection: To that agent.
-        save: The save that it is of.
+        save: Its save.
         file: The file.
-        common: The newest save that all nodes hold, of which that agent may release nothing.
+        common: The newest save that all nodes hold: that agent may release nothing of it.
         rate: A limit, of this node, on the bytes per second.
 
     Raises:

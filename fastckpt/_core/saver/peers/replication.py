@@ -1,6 +1,6 @@
-"""Has other hosts keep the files that only this node has of a save, and learns which save all nodes hold.
+"""Has other hosts keep the files that only this node has of a save, and learns the save that all nodes hold.
 
-Without that, the loss of a host would lose the state of its ranks: what each node has alike needs no copies. Small
+Without copies, the loss of a host would lose the state of its ranks. Files that each node has alike need none. Small
 files are copied at each commit, large ones of the saves that all nodes turn to.
 """
 
@@ -30,7 +30,7 @@ from fastckpt.errors import FastckptError
 logger = logging.getLogger("fastckpt")
 
 PER_SECOND = 10
-"""Saves that are reported within a second, at most; what follows from a report is not delayed."""
+"""Saves that are reported within a second, at most; reports that follow from an answer are not delayed."""
 LAST = 1.0
 """Seconds that the end of the agent waits for the thread."""
 RETRY = 1.0
@@ -128,7 +128,7 @@ class Replication:
         self._hang_up()
 
     def _report(self) -> bool:
-        """Copy what is new, and report what is held; whether to report again at once."""
+        """Copy new saves, and report the held ones; returns whether to report again at once."""
         if (round := self._round) is None or len(round.peers) < 2:
             return False
         if round is not self._linked:  # the peers of the last round may be gone
@@ -140,7 +140,7 @@ class Replication:
                 self._copy(held, round)
         self._given &= {(held.id, held.attempt) for held in saves}
         ids = frozenset(id for id, _ in self._given)
-        # What is kept was read after the last answer had been taken note of: it was not overwritten meanwhile.
+        # The slots were read after the last answer had been noted: the save was not overwritten meanwhile.
         next, known, copied = self._next_of(saves), self._known, None
         if next is not None and round is self._round:
             copied = self._sender.send(next, known or CommonSave(), round)
@@ -155,7 +155,7 @@ class Replication:
         answer = self._ask(report, known, round)
         self._answered(answer)
         self._known, self._next = answer, answer.next
-        # Others may report what was the newest after this one: ask again until all hold it. Newer ones wait their turn.
+        # Others may report that newest save later than this node: ask again until all hold it. Newer ones wait.
         self._aim = self._aim or max(ids, default=None)
         return self._compare(answer, saves) or answer.is_behind(self._aim)
 

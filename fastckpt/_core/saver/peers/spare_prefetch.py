@@ -1,8 +1,8 @@
 """Prefetch of a spare: while it waits, it brings the files that the job would miss most into its memory.
 
-It asks the first agent of the round which save all nodes hold, and which node's loss would leave the fewest copies,
-and takes what that node alone has, one save at a time. Nothing counts on these files before the spare has a rank: then
-they are what this node keeps of other nodes, as copies are.
+It asks the first agent of the round for the save that all nodes hold, and for the node with the fewest copies of its
+files. It takes the files that this node alone has, one save at a time. Nothing counts on them before the spare has a
+rank: then they are copies like those that this node keeps of other nodes.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 logger = logging.getLogger("fastckpt")
 
 PREFETCH, BACKGROUND = "prefetch", "background"
-"""The request for what to prefetch; and what says of one for a file that it is sent no faster than copies."""
+"""The request for the saves to prefetch; and the key by which a file is sent no faster than copies."""
 RETRY = 1.0
-"""Seconds until what has failed is tried again."""
+"""Seconds until a failed request is tried again."""
 LAST = 1.0
 """Seconds that a spare which has a rank waits for the end of a file that it gives up."""
 
 
 @dataclass(frozen=True)
 class SaveAtRisk:
-    """The newest save that all nodes hold, and the node whose loss would leave the fewest copies of its files.
+    """The newest save that all nodes hold, and the node with the fewest copies of its files.
 
     Attributes:
         attempt: The token of the save.
@@ -89,7 +89,7 @@ class NodeFiles:
 
     Attributes:
         sizes: Bytes of its files, by name.
-        digests: xxh3-128 of those of which the node knows it.
+        digests: xxh3-128 of files for which the node knows it.
         parts: The done records of its ranks, by rank.
         slot: Bytes that a slot with its part of the save takes.
     """
@@ -147,7 +147,7 @@ class SparePrefetch:
         self._thread.start()
 
     def end(self) -> None:
-        """Give up what is on its way, at once; what is whole stays."""
+        """Give up the save that is on its way, at once; a whole one stays."""
         with self._lock:
             self._ended.set()
             if self._link is not None:
@@ -157,9 +157,9 @@ class SparePrefetch:
         self._thread = None
 
     def hand_over(self, directory: str, arena: Path, lock: threading.RLock) -> None:
-        """End, and make what was prefetched for a directory a part of what its arena keeps of other nodes.
+        """End, and add the prefetched files of a directory to its arena's copies of other nodes' files.
 
-        The ``lock`` is that of records in what is kept.
+        The ``lock`` is that of the copies' records.
         """
         self.end()
         if (staged := self._staged.pop(directory, None)) is None:
@@ -178,7 +178,7 @@ class SparePrefetch:
             self._staged.popitem()[1].arena.remove()
 
     def _run(self, first: Callable[[], str], secret: bytes, ended: threading.Event) -> None:
-        sweep(Path(self._settings.arenas))  # a spare that was killed has left what it had
+        sweep(Path(self._settings.arenas))  # a spare that was killed has left its files
         while not ended.is_set():
             try:
                 if address := first():
@@ -189,7 +189,7 @@ class SparePrefetch:
             ended.wait(RETRY)
 
     def _follow(self, address: str, secret: bytes, ended: threading.Event) -> None:
-        """Ask for what to prefetch, and prefetch it, again and again."""
+        """Ask for the saves to prefetch, and prefetch them, again and again."""
         while not ended.is_set():
             with self._linked(address, secret, ended) as link:
                 saves = link.ask({"ask": PREFETCH, "known": self._known})["saves"]
@@ -213,7 +213,7 @@ class SparePrefetch:
                     self._link = None if self._link is link else self._link
 
     def _prefetch(self, directory: str, risk: SaveAtRisk, secret: bytes, ended: threading.Event) -> None:
-        """Bring what a node alone has of a save; what was brought before is released once that is whole."""
+        """Bring the files of a save that a node alone has; earlier ones are released once these are whole."""
         since, save = time.perf_counter(), SaveName(directory, risk.id, risk.attempt)
         with self._linked(risk.address, secret, ended) as link:
             files = NodeFiles.from_json(risk.id, link.ask(save.request(LIST)))
@@ -237,7 +237,7 @@ class SparePrefetch:
         """Return whether there is memory for the files beside two slots and the copies; if not, log it once."""
         size, staged = sum(files.sizes.values()), self._staged.get(directory)
         copies = 1 / (self._settings.parity - 1) if self._settings.parity else self._settings.copies
-        times = 2 if staged and staged.whole else 1  # what is whole stays until the next is
+        times = 2 if staged and staged.whole else 1  # a whole save stays until the next is whole
         needed = 2 * files.slot + room(files.large.values(), copies) + times * size
         found = headroom(place(self._settings))
         present = self._present(directory) + (staged.bytes if staged else 0)
@@ -266,7 +266,7 @@ def _bring(link: SealedConnection, save: SaveName, files: NodeFiles, staged: Sta
 
 
 def _confirmed(link: SealedConnection, name: str, came: str, files: NodeFiles) -> str:
-    """The xxh3-128 of what came, if it is that of what was sent and committed; raises BadCheckpoint."""
+    """The xxh3-128 of the received file, if it is that of the sent and committed one; raises BadCheckpoint."""
     tail = link.receive() or {}
     if not tail.get("held") or tail.get("digest") != came or files.digests.get(name, came) != came:
         raise BadCheckpoint(f"{name} came damaged, or is not in the memory of the other node any more")

@@ -18,14 +18,14 @@ class StagedSave:
 
     Attributes:
         arena: Arena of the files; `sweep` removes it once its owner is dead.
-        files: Files of the save that is whole, and of one that comes.
-        whole: The save of which all is there, and the address of the node whose files these are; None for none.
+        files: Files of the whole save, and of one that comes.
+        whole: The save of which all files are there, and the address of their node; None for none.
     """
 
     def __init__(self, settings: Settings, directory: str) -> None:
         path = arena_path(str(place(settings)), directory, 0)
         path = path.with_name(f"{path.name}.prefetch-{secrets.token_hex(4)}")
-        # Another name than the directory's: who looks for the agents of the job by that does not find a spare.
+        # Another name than the directory's: a search for the job's agents by that name does not find a spare.
         self.arena = Arena.open(path, f"prefetched of {directory}")
         self.files = ReplicaFiles(self.arena.path, set, set, lambda: False)
         self.whole: tuple[SaveName, str] | None = None
@@ -51,7 +51,7 @@ class StagedSave:
             remove_any(self.place(before[0]))
 
     def move(self, arena: Path) -> None:
-        """Make the save that is whole a part of what an arena keeps of other nodes; raises OSError."""
+        """Add the whole save to an arena's copies of other nodes' files; raises OSError."""
         if self.whole is None:
             return
         save, _ = self.whole

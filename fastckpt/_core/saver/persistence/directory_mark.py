@@ -1,4 +1,4 @@
-"""Marks the checkpoint directory, so that a later launch knows whose memory it finds."""
+"""Marks the checkpoint directory, so that a later launch knows the owner of the memory that it finds."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class DirectoryMark:
         self._writes = first or not is_url(self._location)
 
     async def settle(self, *, alone: bool, of_others: str = "") -> None:
-        """Keep what memory holds if it is of this directory, and nobody else may write to it; else give it up.
+        """Keep the saves in memory if they are of this directory, and nobody else may write to it; else give them up.
 
         Args:
             alone: True if nobody else writes to that memory.
@@ -84,7 +84,7 @@ class DirectoryMark:
         """The mark of the directory, which gets one if it is due; from then on only that directory is written to."""
         claim, mark = self._arena.claim, self._arena.claim.seen
         if claim.due:
-            # Other nodes only look for what the first has written: of two writers to a store the last would win.
+            # Other nodes only look for the mark of the first: of two writers to a store the last would win.
             mark = self._storage.mark(claim.wanted) if self._writes else self._storage.identity().mark
         self._storage.know(mark)
         return mark

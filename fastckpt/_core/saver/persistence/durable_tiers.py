@@ -28,12 +28,12 @@ from fastckpt.errors import FastckptError, PersistError
 logger = logging.getLogger("fastckpt")
 
 NOTICES = (4.0, 26.0)
-"""Seconds of the end of a job until it logs what it waits for, and from then until it logs that again."""
+"""Seconds of the end of a job until it logs the awaited transfer, and from then until it logs that again."""
 NOTICE_INTERVAL = 60.0
 
 
 class DurableTiers:
-    """Memory is persisted to the first tier; what is durable there is uploaded to the second."""
+    """Memory is persisted to the first tier; checkpoints that are durable there are uploaded to the second."""
 
     def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier, job: Job) -> None:
         self._job, self._copier, self._first = job, copier, _is_first(hello)
@@ -69,13 +69,13 @@ class DurableTiers:
         """Take part in a round of these agents, after one that may have lost its places; blocks."""
         self._is_back = self._is_back or any(tenure.lost_to for tenure in self._tenures)
         for tenure in self._tenures if self._is_back else ():
-            tenure.step_down()  # who has lost one place gives up those that it holds: else both halves would wait
+            tenure.step_down()  # a round that has lost one place gives up the others: else both halves would wait
         for tenure in self._tenures:
             tenure.begin_round(launches, first)
 
     @property
     def lost_to(self) -> Record | None:
-        """The record of those who have taken a place from this job; None if nobody has."""
+        """The record of the job that has taken a place from this one; None if none has."""
         return next((tenure.lost_to for tenure in self._tenures if tenure.lost_to), None)
 
     @property
@@ -96,14 +96,14 @@ class DurableTiers:
     async def assume(self, hello: Hello) -> int:
         """Take this node's part in a new round, in which another may be the first; returns the newest history.
 
-        What is being persisted goes on. Raises as `open`.
+        A persist under way goes on. Raises as `open`.
         """
         was_lost, self._is_back = self._is_back, False
         first = _is_first(hello)
         self.persister.assume(first=first, alone=_is_alone(hello))
         if first is self._first and not was_lost:
             return self.persister.newest_history
-        # 1. the right to publish   2. what became durable under the node that was first   3. the remote store
+        # 1. the right to publish   2. checkpoints that the former first node made durable   3. the remote store
         tenure = self.persister.tenure
         await asyncio.to_thread(tenure.enable if first else tenure.disable)
         durable = await self.persister.open()
@@ -117,7 +117,7 @@ class DurableTiers:
         return max(self.persister.newest_history, await self.upload.open(durable))
 
     async def _became_durable(self) -> None:
-        """Upload what the first tier has now, and delete what its policy does not keep."""
+        """Upload the first tier's newest checkpoint, and delete those that its policy does not keep."""
         self.upload.look()
         if not self._first or self._policy == KeepAll():
             return
@@ -129,11 +129,11 @@ class DurableTiers:
             logger.warning("old checkpoints could not be deleted: %s", error)
 
     async def open(self, in_memory: SaveId | None) -> int:
-        """Find out what is durable; the newest history there may be. Raises PersistError if that is unknown.
+        """Find the durable checkpoints; the newest history there may be. Raises PersistError if that is unknown.
 
         Waits until other jobs have left these places; raises PlaceInUse if they do not.
         """
-        # Rights first, then what is there: what a predecessor publishes until it ends must be seen.
+        # Rights first, then the look: checkpoints that a predecessor publishes until it ends must be seen.
         histories = [await self._enter(tenure) for tenure in self._tenures]
         durable = await self.persister.open()
         known = max((save for save in (in_memory, durable) if save is not None), default=None)
@@ -149,7 +149,7 @@ class DurableTiers:
             return 0  # it counts as one that may hold many: see `Uploader.open`
 
     def claim(self, slot: Slot) -> None:
-        """Open the history of what is whole in a slot in all tiers, in the background, unless that was done."""
+        """Open the history of a slot's whole save in all tiers, in the background, unless that was done."""
         if slot.id is None or slot.id.history <= self._claimed or (self._claiming and not self._claiming.done()):
             return
         self._claiming = asyncio.create_task(self._claim(slot, slot.id.history))
@@ -166,7 +166,7 @@ class DurableTiers:
             if self.upload.tenure:
                 await loop.run_in_executor(self.upload.pool, self.upload.tenure.hold, opening)
         except (FastckptError, OSError) as error:
-            # At debug: a persist calls `hold` again, and reports what it raises.
+            # At debug: a persist calls `hold` again, and reports its error.
             logger.debug("history %d is not opened yet: %s", history, error)
         else:
             self._claimed = history
@@ -217,7 +217,7 @@ class DurableTiers:
         return max((save for save in (self.persister.durable, self.upload.copies.newest) if save), default=None)
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Look again for what is durable, since some of it was found bad; then call ``then``."""
+        """Look again for durable checkpoints, since some were found bad; then call ``then``."""
         self.persister.look_again(then)
         self.upload.forget()
 
@@ -226,7 +226,7 @@ class DurableTiers:
         end = time.monotonic() + seconds
         telling = asyncio.create_task(self._tell_what_is_awaited(end))
         try:
-            # Uploads after persists: what becomes durable in this wait is uploaded, too.
+            # Uploads after persists: checkpoints that become durable in this wait are uploaded, too.
             drained = await self.persister.drain(seconds)
             return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
         finally:
@@ -241,7 +241,7 @@ class DurableTiers:
             logger.warning(text, what, left)
 
     def close(self, *, wait: bool) -> None:
-        """End the threads; with ``wait``, after what they do now. Others may save here from now on."""
+        """End the threads; with ``wait``, after their present work. Others may save here from now on."""
         if self._claiming is not None:
             self._claiming.cancel()
         self.stop()

@@ -18,7 +18,7 @@ logger = logging.getLogger("fastckpt")
 DEADLINE = 600.0
 """Seconds after which a checkpoint is not waited for any more: the last of its nodes may publish it still."""
 LAST_DEADLINE = 60.0
-"""The same at the end of a job: what this node has is on storage by then."""
+"""The same at the end of a job: this node's part is on storage by then."""
 PAUSE = 0.1
 """Seconds between two looks at first; each further pause is longer by half."""
 LONGEST_PAUSE = 2.0
@@ -27,14 +27,14 @@ Key = tuple[SaveId, str]
 
 
 class NodeParts:
-    """This node's parts that are on storage, and of checkpoints that do not count yet for want of the others'.
+    """This node's parts on storage, of checkpoints that do not count yet because they lack other nodes' parts.
 
     No slot is pinned for them. A checkpoint that a newer one has overtaken is given up in silence: some node may have
     skipped its save.
 
     Args:
         overtaken: Returns whether a newer checkpoint is durable.
-        complain: Called with what is wrong, and the step.
+        complain: Called with the fault, and the step.
     """
 
     def __init__(self, overtaken: Callable[[SaveId], bool], complain: Callable[[str, int], None]) -> None:
@@ -61,12 +61,12 @@ class NodeParts:
         self._last = last, why
 
     def nodes_lost(self) -> None:
-        """Nodes are gone, with their parts of what is waited for now: the end of the job does not wait for them."""
+        """Nodes are gone, with their parts of awaited checkpoints: the end of the job does not wait for them."""
         self._lost |= self._tasks.keys()
 
     @property
     def all(self) -> Iterable[Key]:
-        """The ids and targets of what this node has written and waits for."""
+        """The ids and targets of checkpoints of which this node has written its part and waits for others'."""
         return self._tasks.keys()
 
     @property
@@ -75,7 +75,7 @@ class NodeParts:
         return len(self._asked)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for the other nodes, for the last time; what they have not written by then is reported."""
+        """Wait for the other nodes, for the last time; parts that they have not written by then are reported."""
         waiting = {key: task for key, task in self._tasks.items() if key not in self._lost}
         current = {id: task for (id, _), task in waiting.items() if not self._is_in_vain(id)}
         if current:

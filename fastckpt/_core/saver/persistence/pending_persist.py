@@ -30,11 +30,11 @@ QUIET = 1.0
 
 
 class PendingPersist:
-    """Persist that waits, at most one: of the newest save whose storage type was left out.
+    """Persist that waits, at most one: of the newest save that was made without a storage type.
 
     A node alone persists the newest checkpoint in its memory as soon as no other persist is under way. Several nodes
-    would choose different ones, none of which would become whole: each persists at once only what all have agreed on
-    (`_core/schedule/persist_turns.py`), and otherwise waits until nothing was saved for a while.
+    would choose different ones, and none would become whole. So each persists at once only saves that all have agreed
+    on (`_core/schedule/persist_turns.py`), and otherwise waits until nothing was saved for a while.
 
     Args:
         pay: Persists the newest checkpoint in memory, if it is as new as the pending one; none is pending then.

@@ -1,4 +1,4 @@
-"""The persist of one slot: what is in it goes to a durable store, whole or as one node's part."""
+"""The persist of one slot: its save goes to a durable store, whole or as one node's part."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ class PersistJob:
         self.slot.pins.pop(f"{PIN} {self.target}", None)
 
     def hand_over(self, storage: Store, tenure: Tenure) -> Manifest | Pending:
-        """Publish what is in the slot, if no other job has come in the place of this one, then or meanwhile."""
+        """Publish the slot's save, if no other job has replaced this one, then or meanwhile."""
         opening = Opening.of_slot(self.slot.path)
-        if opening is not None:  # else it is told what is wrong with it
+        if opening is not None:  # else `hand_over` finds its fault
             tenure.hold(opening)
         try:
             result = hand_over(storage, self.slot.path, self.id, self.target)
@@ -58,7 +58,7 @@ class PersistJob:
                 part = GuardedPart(result, tenure, opening)
                 return part.complete() or part
         except Superseded:
-            tenure.check()  # it knows whose the newer one is
+            tenure.check()  # it knows the newer one's owner
             raise
         tenure.check(opening)
         return result
@@ -87,13 +87,13 @@ class GuardedPart:
 
 
 def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
-    """Make what is in a slot durable, with its model at ``target``.
+    """Make a slot's save durable, with its model at ``target``.
 
-    Returns the checkpoint's manifest; or, where nodes write parts of it, this node's while others are not there.
-    Raises BadSource if the slot does not hold any more what was committed there.
+    Returns the checkpoint's manifest; or, where nodes write parts of it, this node's part while others are missing.
+    Raises BadSource if the slot does not hold the committed save any more.
     """
     # 1. read the records again: memory is the truth   2. details that describe the save, without those that locate it
-    # 3. this node's files; what all nodes have alike comes from the first   4. publish, or contribute this node's part
+    # 3. this node's files; the first node writes those that all have alike   4. publish, or contribute this node's part
     records = slots.read(slot)
     if records.committed != id:
         raise BadSource(f"{slot} does not hold {id} any more")

@@ -30,7 +30,7 @@ ATTEMPTS = 6
 REMEMBERED = 64
 """Number of persists that are remembered, for ranks that ask for the same one later."""
 LAST_LOOK = 1.0
-"""Seconds between two looks, at the end of a job, for what other nodes have made durable meanwhile."""
+"""Seconds between two looks, at the end of a job, for checkpoints that other nodes made durable meanwhile."""
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; each further one waits twice as long."""
 
@@ -38,9 +38,9 @@ FIRST_PAUSE = 0.5
 class Persister:
     """The way from memory to the storage of one checkpoint directory.
 
-    A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
-    what cannot have a slot meanwhile is skipped, with the reason. What newer ones may overtake is pinned as it
-    begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
+    A slot is pinned from `submit` until it is durable, so that every requested checkpoint becomes durable. Saves that
+    cannot have a slot meanwhile are skipped, with the reason. One that newer ones may overtake is pinned when its
+    persist begins. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
     checkpoint is tried again.
 
     Args:
@@ -54,7 +54,7 @@ class Persister:
 
     Attributes:
         owed: The pending persist: the next one, unless a newer save is persisted.
-        newest_history: The newest one that was opened, or of which nodes had written a part, when this was opened.
+        newest_history: The newest history that was opened, or had a part of a node, when this was opened.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Persister:
         self._first, self.owed.alone = first, alone
 
     async def open(self) -> SaveId | None:
-        """Look for what is durable; returns the newest id, if there is one."""
+        """Look for durable checkpoints; returns the newest id, if there is one."""
         # The first node sweeps later, when it holds the history's record: another job may be publishing until then.
         look = partial(_look, self.storage)
         # Not in the thread that persists: the workers of a new round do not wait for the last flush.
@@ -99,7 +99,7 @@ class Persister:
         return self.durable
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Look again for what is durable, since some of it was found bad; then call ``then``."""
+        """Look again for durable checkpoints, since some were found bad; then call ``then``."""
         self._looking = asyncio.create_task(self._look_again(then))
 
     async def _look_again(self, then: Callable[[], None]) -> None:
@@ -126,7 +126,7 @@ class Persister:
     def submit(self, slot: Slot, target: str = "", urgency: Urgency = Urgency.LASTING) -> None:
         """Persist the checkpoint in ``slot`` with its model at ``target``, unless it is or will be there already.
 
-        An empty target is what the first rank gave when it saved, or the default.
+        An empty target is the path that the first rank gave when it saved, or the default.
         """
         if slot.id is None:
             return
@@ -152,9 +152,9 @@ class Persister:
         return durable + [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
 
     def flush(self, slot: Slot, *, overtaken: bool = True) -> None:
-        """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way.
+        """Persist the checkpoint in ``slot`` if it is newer than all that are durable or on their way.
 
-        With ``overtaken`` false, what is on its way does not count: other nodes may lack a part of it.
+        With ``overtaken`` false, those on their way do not count: other nodes may lack a part of them.
         """
         if slot.id is None:
             return
@@ -184,7 +184,7 @@ class Persister:
         job = PersistJob(slot, slot.id, target or slot.target, flush, lasting)
         self.owed.paid(job.id)
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
-        # Each rank reports the same save, and a flush may name what was submitted before.
+        # Each rank reports the same save, and a flush may name one that was submitted before.
         if (job.id, job.target) in known:
             return
         if lasting:
@@ -208,7 +208,7 @@ class Persister:
 
     @property
     def awaited(self) -> str:
-        """Description of what `drain` waits for; empty for nothing."""
+        """Description of the persist that `drain` waits for; empty for none."""
         if self._jobs:
             return f"{self._jobs[0].id} is being persisted in {self.storage.path}"
         return f"other nodes have yet to persist their parts in {self.storage.path}" if self._peers.waiting else ""
@@ -216,7 +216,7 @@ class Persister:
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
         end = time.monotonic() + seconds
-        if self._looking is not None:  # it may find that what memory holds must be persisted again
+        if self._looking is not None:  # it may find that saves in memory must be persisted again
             await asyncio.wait([self._looking], timeout=seconds)
         self.owed.hurry()
         done = self._task is None or (await asyncio.wait([self._task], timeout=seconds))[0]
@@ -226,7 +226,7 @@ class Persister:
         return bool(done)
 
     async def _see_newer(self) -> None:
-        """See what other nodes, which go on without this one, make durable: their parts of older saves do not come."""
+        """Look for checkpoints of other nodes that go on without this one: their parts of older saves do not come."""
         while not self.tenure.lost:
             await asyncio.sleep(LAST_LOOK)
             with suppress(FastckptError, OSError):
@@ -234,7 +234,7 @@ class Persister:
                 self.stats.durable = max((id for id in (newest, self.durable) if id is not None), default=None)
 
     def close(self, *, wait: bool) -> None:
-        """End the thread; what still waits is dropped, and with ``wait`` what it writes now is written first."""
+        """End the thread; waiting persists are dropped, and with ``wait`` the present one is finished first."""
         if self._task is not None:
             self._task.cancel()
         self.owed.forget()
@@ -261,7 +261,7 @@ class Persister:
             self.owed.look()
 
     async def _persist(self, job: PersistJob) -> BaseException | None:
-        """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
+        """Persist a job's slot; returns the error, of any kind: no error may end this loop."""
         # 1. publish, or contribute this node's part, in a thread   2. with
         # a manifest it is durable; with a part, wait for the others
         start = time.perf_counter()
@@ -323,7 +323,7 @@ class Persister:
             self._finish(self._jobs[0])
 
     def _give_up(self, job: PersistJob, error: BadSource) -> None:
-        """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
+        """Memory differs from the committed save: it must not become a checkpoint on storage, nor be resumed from."""
         self._finish(job)
         self.trouble = f"{job.id} in memory is bad, and given up: {error}"
         self.stats.fail(self.trouble)

@@ -32,9 +32,9 @@ class Job:
     Attributes:
         launch: Unique id of the launch.
         location: Its checkpoint directory.
-        take_over: True if it waits for nobody.
+        take_over: True if it does not wait for others.
         exclusive: True if a place that cannot distinguish two jobs is refused.
-        ended: Launches of this host whose agents have ended, as their memory shows, which this job has since.
+        ended: Launches of this host with ended agents, as their memory shows, which this job owns now.
     """
 
     launch: str
@@ -50,7 +50,7 @@ class Job:
 
 
 class Vigil:
-    """Looks, again and again, at the holder of the newest history: others may follow when it has left, or is dead.
+    """Polls the holder of the newest history: others may follow when it has left, or is dead.
 
     Attributes:
         record: Record that was seen last.
@@ -98,7 +98,7 @@ class Vigil:
 
 
 def wait_for_predecessor(vigil: Vigil, end: threading.Event) -> None:
-    """Wait until a history may be opened after those that are there.
+    """Wait until a history may be opened after the newest.
 
     Raises PlaceInUse if another job goes on to save there, PersistError if ``end`` is set meanwhile.
     """
@@ -127,8 +127,8 @@ def has_died(record: Record, ended: Collection[str] = ()) -> bool:
 
     Args:
         record: Record that it holds.
-        ended: Launches whose agents are known to have ended: a container that is restarted has other pids, but memory
-            that was locked by an agent until the end of that agent.
+        ended: Launches with agents that are known to have ended: a restarted container has other pids, but an agent
+            locked its memory until its end.
     """
     holder = Process.from_record(dict(record.holder))
     return record.launch in ended or (holder is not None and holder.is_dead())

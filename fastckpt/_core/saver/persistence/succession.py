@@ -1,7 +1,7 @@
 """The rules by which rounds of agents follow each other in one place. Pure functions: a model checks them exhaustively.
 
-A round that has lost nodes, or a half of one, knows who its agents are, and finds records there. From these alone it
-follows whether it may open the next history at once, and whether what it saves still counts.
+A round that has lost nodes, or a half of one, knows its agents, and finds records there. From these alone it follows
+whether it may open the next history at once, and whether its saves still count.
 """
 
 from collections.abc import Callable, Collection
@@ -82,7 +82,7 @@ def may_report(party: Party, id: SaveId, token: str, newest: Record | None) -> b
     Args:
         party: The round that has published it.
         id: Id of the save.
-        token: Of what this round saves in that history.
+        token: Of this round's saves in that history.
         newest: The newest record; None if there is none.
     """
     return newest is None or party.has_opened(newest, token if newest.history == id.history else "")

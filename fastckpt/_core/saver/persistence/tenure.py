@@ -1,9 +1,9 @@
 """The right of this job to publish in one place: it holds the record of the newest history there.
 
-Whoever wants to save waits until the job before has closed its record, or is dead, opens the next history with the
-first save, and renews its record as long as it lives. Of several nodes the first does so; all look, before they report
-what they saved. Whoever finds that others have opened a newer one publishes no more: another job, or other nodes of
-this one that have lost sight of it.
+A job waits until the job before has closed its record, or is dead. It opens the next history with its first save, and
+renews its record as long as it lives. Of several nodes the first does so; all look, before they report a save. A job
+that finds a newer history of others publishes no more: these are another job, or other nodes of this one that have
+lost sight of it.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ RENEWAL = 5.0
 UNCHANGED = 2
 """Looks at a record that nobody renews, after which another member than its holder does."""
 LAST = 5.0
-"""Seconds that the end of a job waits for what is under way."""
+"""Seconds that the end of a job waits for work under way."""
 
 
 class Tenure:
@@ -40,9 +40,9 @@ class Tenure:
 
     Attributes:
         lost: Reason why this job may publish nothing more here; empty while it may.
-        lost_to: By whose record, if that is why.
-        found: Checkpoint that became durable here between the look of this job and its first save: it has to start over
-            from that.
+        lost_to: The record of the job that took the place, if that is why.
+        found: Checkpoint that became durable here between this job's look and its first save: the job has to start over
+            from it.
     """
 
     def __init__(self, store: Store, job: Job, *, enabled: bool = True) -> None:
@@ -72,7 +72,7 @@ class Tenure:
         self._thread: threading.Thread | None = None
 
     def enter(self) -> int:
-        """Wait until a history may be opened after those that are there; the number of the newest, 0 for none.
+        """Wait until a history may be opened after the newest; returns the number of that, 0 for none.
 
         Raises:
             PlaceInUse: Another job saves there, and has not released it in time.
@@ -95,16 +95,16 @@ class Tenure:
         return vigil.number
 
     def begin_round(self, launches: Collection[str], first: str) -> None:
-        """Take part in a new round of these agents, of which ``first`` opens histories; what was lost may be regained.
+        """Take part in a new round of these agents, of which ``first`` opens histories; a lost place may be regained.
 
-        It is only regained if `enter`, `hold` or `check` find that this round goes on after those who have the place.
+        It is only regained if `enter`, `hold` or `check` find that this round goes on after the present holders.
         """
         # Without the lock: a place that does not answer holds it, and a round need not wait for that.
         self._is_ours = self._is_ours or self._passed is not None
         self._party = replace(self._party, round=frozenset(launches), first=first)
         self._met |= self._party.round
         self._began = time.monotonic()
-        if self._vigil is not None:  # what it has seen while this agent waited counts for this round, too
+        if self._vigil is not None:  # a record that it saw while this agent waited counts for this round, too
             self._vigil.party = self._party
         if self.lost_to is not None:
             self._held = self._passed = None
@@ -119,7 +119,7 @@ class Tenure:
             return True
         newest = self._vigil.record
         if newest is not None and newest.location == self._party.location:
-            self.lost_to = newest  # an agent that was started again in their place, say
+            self.lost_to = newest  # for example, an agent that was started again there
         return False
 
     @property
@@ -208,10 +208,10 @@ class Tenure:
             self._look_behind(opening)
             self._is_new = False
             try:
-                # Only now: before it held the record, what another job was publishing would have looked like remains.
+                # Only now: before it held the record, files that another job was publishing looked like remains.
                 self._store.sweep()
             except PersistError as error:
-                logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
+                logger.warning("%s", error)  # for example, no right to delete: saves can be written all the same
 
     def _let_larger_halves_go_first(self, opening: Opening) -> None:
         """Wait if this round is the smaller half of the last one: no save waits, and the record has not been made."""
@@ -231,10 +231,10 @@ class Tenure:
                 self._lose(str(error))
         history, newest = opening.id.history, self._look()
         if not self._enabled or newest >= history:
-            return  # what was saved in a history that is over needs no record of its own
+            return  # a save in a history that is over needs no record of its own
         record = self._record(history, token=opening.token, members=opening.members, parent=opening.parent)
         if not self._make(record):
-            # The creation is exclusive: whoever lost it reads who has won.
+            # The creation is exclusive: the loser reads the winner's record.
             there = self._histories.read(history) or Record(history)
             if not self._party.has_opened(there, opening.token):
                 self._lose_to(there)
@@ -266,11 +266,11 @@ class Tenure:
             self._lose(str(error))
 
     def _look_behind(self, opening: Opening) -> None:
-        """Start over if something became durable since this job chose what to resume: its line must not end there."""
+        """Start over if a save became durable since this job chose one to resume: its line must not end there."""
         if self._seen is None:
             return
         known, history = max(self._seen, opening.parent or self._seen), opening.id.history
-        # What these very workers saved before, in a history of the same line, may be on its way while this one opens.
+        # Earlier saves of these very workers, in a history of the same line, may be on their way while this one opens.
         newer = {
             stored.id
             for stored in self._store.checkpoints()
@@ -290,8 +290,8 @@ class Tenure:
     def check(self, opening: Opening | None = None) -> bool:
         """See, after a save was published, that nobody else has opened a newer history; raises as `hold`.
 
-        Returns whether the newest goes on from that save: what a node published after others have resumed an older one
-        is not reported.
+        Returns whether the newest goes on from that save: one that a node published after others have resumed an older
+        one is not reported.
         """
         with self._lock:
             self.demand()
@@ -343,7 +343,7 @@ class Tenure:
         raise Superseded(why)
 
     def start_over(self) -> SaveId | None:
-        """The workers start over: what they have to resume, if that is why; None else."""
+        """The workers start over: the checkpoint that they have to resume, if that is why; None else."""
         with self._lock:
             found, self.found = self.found, None
             if found is not None:
@@ -380,7 +380,7 @@ class Tenure:
             self._histories.write(record.renewed())
 
     def stop(self) -> None:
-        """Wait for nobody any more."""
+        """End all waits for others."""
         self._end.set()
 
     def close(self, *, finished: bool = False) -> None:

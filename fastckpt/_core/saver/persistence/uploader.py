@@ -1,4 +1,4 @@
-"""Copies what is durable in the checkpoint directory to a second, remote store, in the background."""
+"""Copies durable checkpoints of the directory to a second, remote store, in the background."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ class Uploader:
     Attributes:
         policy: Retention policy of the remote store.
         remote: That store, and `tenure` the right to publish there; None without one.
-        copies: Outcome of the copies; the newest of them is what the remote store holds, as far as is known.
+        copies: Outcome of the copies; its ``newest`` is the remote store's, as far as is known.
         trouble: Reason why the last upload failed; empty if it did not.
     """
 
@@ -70,7 +70,7 @@ class Uploader:
             self.remote.read_back = True
 
     async def open(self, known: SaveId | None) -> int:
-        """See what the remote store holds, and begin with what it lacks.
+        """Look for the newest checkpoint in the remote store, and begin to upload a newer one.
 
         Args:
             known: The newest checkpoint that is held nearer.
@@ -101,13 +101,13 @@ class Uploader:
             self._task = asyncio.create_task(self._run())
 
     def forget(self) -> None:
-        """Some of what the remote store held was found bad: look again for what it holds."""
+        """Checkpoints of the remote store were found bad: look again for its newest."""
         self.copies.newest = None
         self.look()
 
     @property
     def awaited(self) -> str:
-        """Description of what the end of the job waits for; empty for nothing."""
+        """Description of the upload that the end of the job waits for; empty for none."""
         if self.remote is None or self._task is None or self._task.done():
             return ""
         what = f"{self.busy} is on its way to" if self.busy else "the newest checkpoint is to be in"
@@ -131,7 +131,7 @@ class Uploader:
         return bool(done)
 
     def close(self, *, wait: bool) -> None:
-        """End the thread; with ``wait``, after what it does now."""
+        """End the thread; with ``wait``, after its present work."""
         if self._task is not None:
             self._task.cancel()
         self.pool.shutdown(wait=wait, cancel_futures=True)
@@ -183,11 +183,11 @@ class Uploader:
     def _upload_newest(self) -> None:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
         assert self.remote is not None and self.tenure is not None
-        # 1. what both stores hold   2. the right to publish in the remote one   3. upload   4. the right again: only
-        # then does it count   5. retention there
+        # 1. both stores' newest   2. the right to publish in the remote one   3. upload   4. the right again: only then
+        # does it count   5. retention there
         if self.copies.newest is None:
             self._look()
-        # Looked for at each attempt: retention may have deleted what was the newest before.
+        # Looked for at each attempt: retention may have deleted the former newest.
         found: Sequence[StoredCheckpoint] = self._fast.known()
         if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
