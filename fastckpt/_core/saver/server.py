@@ -176,7 +176,7 @@ class Saver:
         return self._call(persist()).result(START_TIMEOUT)
 
     def let_copies_end(self, dead: Collection[int]) -> None:
-        """Wait, up to `WRITERS_TIMEOUT`, until saves that ranks are copying are whole; ``dead`` local ranks copy nothing.
+        """Wait, up to `WRITERS_TIMEOUT`, until saves that ranks are copying are whole; ``dead`` local ranks copy none.
 
         Call when a worker has ended by an exception, before the others are killed: the save before it may be under way.
         """

@@ -12,7 +12,7 @@ from fastckpt.errors import PersistError
 def staging_path(arena: Path) -> Path:
     """Return the directory into which the writers of an arena download, and nobody else: below TMPDIR.
 
-    The name follows from the arena's, so that whoever owns that next can remove what a dead job left.
+    The name follows from the arena's, so that its next owner can remove files that a dead job left.
     """
     return Path(tempfile.gettempdir()) / f"{arena.name}-staging"
 

@@ -48,7 +48,7 @@ class Record:
         since: Time at which it was opened, to be read by people.
         count: Number of renewals; of one that cannot be read, a number that differs with its text.
         closed: True if its holder has come to an orderly end.
-        finished: True if that was the good end of the job: the script is done, and what it saved is durable.
+        finished: True if that was the good end of the job: the script is done, and its saves are durable.
     """
 
     history: int
@@ -75,7 +75,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, history: int, text: bytes) -> "Record":
-        """Read what `to_bytes` gave; of anything else, a record of nobody, which lives as long as it changes."""
+        """Read the text of `to_bytes`; any other text is a record without a holder, alive as long as it changes."""
         try:
             body = json.loads(text)
             parent = SaveId.from_json(body["parent"]) if body["parent"] else None
@@ -131,8 +131,8 @@ class Histories(Protocol):
 def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
     """Return the records that decide nothing any more, oldest first, as many as are to be removed at once.
 
-    A record newer than all checkpoints distinguishes memory from that of another line; the newest of all names the job
-    that may write. An older one names the job whose checkpoints these are.
+    A record newer than all checkpoints distinguishes memory from that of another line. The newest of all names the job
+    that may write. An older one names the job that wrote its checkpoints.
     """
     newest = max(needed, default=0)
     older = sorted(set(histories) - {0})[:-NEWEST]
@@ -227,6 +227,6 @@ class DirectoryHistories:
 
 
 def number_of(name: str) -> int:
-    """The history whose record has this name; 0 if it is none."""
+    """The history of the record of this name; 0 if it is no record's."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match and int(match[1]) <= LARGEST else 0

@@ -1,4 +1,4 @@
-"""The images that are to be published as a checkpoint, and what is known of their bytes."""
+"""The images that are to be published as a checkpoint, and their known sizes and digests."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from fastckpt.errors import BadCheckpoint
 
 
 class BadSource(BadCheckpoint):
-    """The bytes of an image are not those that it was committed with: they must not reach storage as a checkpoint."""
+    """The bytes of an image differ from the committed ones: they must not reach storage as a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ImageSource:
         return cls(image) if isinstance(image, Path) else cls(image.path, image.size, image.digest)
 
     def compare(self, size: int, digest: str) -> None:
-        """Raise BadSource unless this is what had to be found in the file."""
+        """Raise BadSource if the size or digest of the file differs from the known one."""
         if self.size not in (None, size):
             raise BadSource(f"{self.path} has {size} bytes; it was committed with {self.size}")
         if self.digest not in ("", digest):
@@ -50,7 +50,7 @@ class PublishRequest:
 
     Attributes:
         id: Id of the save.
-        images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
+        images: The files by their names in the checkpoint, perhaps with known sizes and digests.
         target: Path that the user chose for ``model.pt``, or for the directory of all files if it ends with "/"; empty
             for the default.
         parent: Checkpoint from which this history was resumed.
@@ -67,7 +67,7 @@ class PublishRequest:
 
     @property
     def sources(self) -> dict[str, ImageSource]:
-        """The images, with what is known of their bytes."""
+        """The images, with their known sizes and digests."""
         return {name: ImageSource.of(image) for name, image in self.images.items()}
 
     def at(self, target: str) -> "PublishRequest":

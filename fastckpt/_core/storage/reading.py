@@ -1,4 +1,4 @@
-"""Reads files of checkpoints in pieces, wherever they lie: for those who look, and change nothing."""
+"""Reads files of checkpoints in pieces, in any place: for commands that look, and change nothing."""
 
 import io
 import os
@@ -79,7 +79,7 @@ def _objects(url: str) -> "Objects":
 
 
 class _Remote(io.RawIOBase):
-    """An object as a file. Each request brings what is asked for, or a little more where little is."""
+    """An object as a file. Each request brings the bytes that are asked for, or a little more if they are few."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url, self._size = url, size

@@ -69,7 +69,7 @@ class Unfinished:
 
 
 def lacking(share: Share, missing: Sequence[int]) -> str:
-    """Describe the nodes whose parts are missing."""
+    """Describe the nodes with missing parts."""
     listed = ", ".join(map(str, missing[:LISTED])) + (", ..." if len(missing) > LISTED else "")
     return f"it lacks the parts of {len(missing)} of {share.nodes} nodes: {listed}"
 

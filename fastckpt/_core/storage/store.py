@@ -56,7 +56,7 @@ class ScanResult(Protocol[Kept_co, Place_co]):
 
     @property
     def whole(self) -> Sequence[Kept_co]:
-        """Each `StoredCheckpoint` once that as many ranks as saved it could resume, newest id first: what counts."""
+        """Each `StoredCheckpoint` that counts, once, newest id first: as many ranks as saved it could resume it."""
 
     @property
     def distinct(self) -> Sequence[Kept_co]:
@@ -64,11 +64,11 @@ class ScanResult(Protocol[Kept_co, Place_co]):
 
     @property
     def damaged(self) -> Sequence[tuple[Place_co, str]]:
-        """Paths or URLs of what is there but not whole, and why."""
+        """Paths or URLs of checkpoints that are there but not whole, and why."""
 
     @property
     def quarantined(self) -> Sequence[tuple[Place_co, str]]:
-        """Paths or URLs of what was quarantined because it was found bad, and why."""
+        """Paths or URLs of checkpoints that were quarantined because they were found bad, and why."""
 
     @property
     def gathered(self) -> Sequence[SaveId]:
@@ -92,8 +92,8 @@ class Pending(Protocol):
 class StoreOf(Protocol[Kept, Place]):
     """A durable place for the checkpoints of one job; see `CheckpointDirectory` and `RemoteStore`.
 
-    What one store returns as a checkpoint (``Kept``) is given to that store alone. All methods raise PersistError if
-    the place refuses or does not answer.
+    A checkpoint (``Kept``) that one store returns is given to that store alone. All methods raise PersistError if the
+    place refuses or does not answer.
     """
 
     @property
@@ -105,7 +105,7 @@ class StoreOf(Protocol[Kept, Place]):
         """Records of the launches that have opened histories there."""
 
     read_back: bool
-    """True if `publish` reads back and compares what it wrote before it counts."""
+    """True if `publish` reads back and compares its files before they count."""
 
     def publish(self, request: PublishRequest) -> Manifest:
         """Make one checkpoint of images; it is durable when this returns."""
@@ -114,13 +114,13 @@ class StoreOf(Protocol[Kept, Place]):
         """Make one node's part of a checkpoint of several nodes durable; it counts when all of them have done so."""
 
     def settle(self) -> Sequence[Manifest | Unfinished]:
-        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+        """Publish checkpoints that nodes have written whole but not published, if they are newer than all that count.
 
-        Returns what is one checkpoint now, and what lacks parts. The first rank of a job calls it.
+        Returns the new checkpoints, and those that lack parts. The first rank of a job calls it.
         """
 
     def scan(self) -> ScanResult[Kept, Place]:
-        """All checkpoints, and what is damaged, in one reading."""
+        """All checkpoints, and damaged places, in one reading."""
 
     def checkpoints(self) -> Sequence[Kept]:
         """All whole checkpoints (`StoredCheckpoint`), newest id first."""
@@ -141,13 +141,13 @@ class StoreOf(Protocol[Kept, Place]):
         """The checkpoint of a manifest that was read, in that place; nothing is asked."""
 
     def verify(self, stored: Kept, names: Iterable[str] | None = None) -> None:
-        """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
+        """Read files of a checkpoint, by default all; raises BadCheckpoint if one is damaged."""
 
     def files(self, stored: Kept, into: Path) -> dict[str, Path]:
         """Return the paths of a checkpoint's files once they are fetched: in place, or in the directory ``into``."""
 
     def fetch(self, stored: Kept, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
-        """Have files of a checkpoint where `files` says; raises BadCheckpoint if one is not what was saved.
+        """Have files of a checkpoint at the paths of `files`; raises BadCheckpoint if one is damaged.
 
         Without ``digests`` their sizes alone are compared, unless they are downloaded.
         """
@@ -156,16 +156,16 @@ class StoreOf(Protocol[Kept, Place]):
         """Remove a checkpoint; raises ConfigError if it is the newest whole one."""
 
     def quarantine(self, bad: Kept | Place, why: str) -> Place:
-        """Set a bad checkpoint aside, never to be loaded or deleted by us; where it is now."""
+        """Quarantine a bad checkpoint: we never load or delete it; returns where it is now."""
 
     def sweep(self) -> Sequence[Place]:
-        """Remove or restore what crashed writers left; what was removed or restored."""
+        """Remove or restore files that crashed writers left; returns their places."""
 
     def identity(self) -> DirectoryIdentity:
         """Return the identity of this place; its mark is gone when the place is."""
 
     def mark(self, claim: str) -> str:
-        """Mark this place with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
+        """Mark this place with ``claim``, unless it has a mark; returns its mark, "" if none can be written."""
 
     def know(self, mark: str) -> None:
         """Write from now on only while this is the place that has this mark now, where another may get its name."""
@@ -197,7 +197,7 @@ def as_path(location: str | os.PathLike[str]) -> str:
 
 
 def normalised(location: str | os.PathLike[str]) -> str:
-    """One text for each place: the real path of a directory, the URL of a store without what makes no difference.
+    """One text for each place: the real path of a directory, the URL of a store without insignificant parts.
 
     Raises ConfigError for a chain of URLs (``simplecache::s3://...``): caches show what a store held a while ago.
     """
@@ -246,6 +246,6 @@ def open_store(location: str | os.PathLike[str], copier: Copier | None = None) -
     """The store at a path or URL, as `normalised` gave it; raises ConfigError if nothing can open such a URL."""
     if not is_url(location):
         return CheckpointDirectory(os.fspath(location), copier)
-    from fastckpt._core.storage.remote.remote_store import RemoteStore  # fsspec and what it needs: most jobs do without
+    from fastckpt._core.storage.remote.remote_store import RemoteStore  # imports fsspec: most jobs do without
 
     return RemoteStore(os.fspath(location), copier)

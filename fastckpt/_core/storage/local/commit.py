@@ -26,7 +26,7 @@ class Commit:
         target: The file or directory that the user named, as a manifest has it; empty for none.
         place: The directory with all files, durable but for its own name.
         named: The file that the user named, if this process was asked for it, and it is outside of the checkpoint.
-        reader: Finds what was saved to the same target before.
+        reader: Finds checkpoints that were saved to the same target before.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Commit:
             raise
 
     def _take_back(self) -> None:
-        """Have what made way where it was, unless the new one took its place."""
+        """Move the retired checkpoint back, unless the new one took its place."""
         try:
             if self._aside and not self._layout.files.exists(self.home):
                 self._layout.files.move(self._aside, self.home)
@@ -73,16 +73,16 @@ class Commit:
             logger.warning("cannot clean up in %s: %s. The next sweep will.", self._layout.private, error)
 
     def _give_way(self) -> None:
-        """Raise Superseded if what made way is newer."""
+        """Raise Superseded if the retired checkpoint is newer."""
         there = ours(self._retired) if self._retired else None
         if there and there.id > self._id:
             raise Superseded(f"{self._id} is not published: {self.home} is that of {there.id}, which is newer")
 
     def finish(self, manifest: Manifest) -> None:
-        """Update the files for other tools, and remove what this checkpoint replaced, now that it is durable."""
+        """Update the files for other tools, and remove replaced checkpoints, now that this one is durable."""
         _write_trackers(self._layout, manifest)
         with metrics.phase("persist.drop", step=self._id.step):
-            there = ours(self.home)  # else somebody has found it bad, and what made way is needed
+            there = ours(self.home)  # else somebody has found it bad, and the retired one is needed
             replaced = [self._retired] if self._retired and there and there.id == self._id else []
             replaced += [place for place in self._same_target() if place not in replaced]
             replaced += [place for id, place in self._layout.parts() if id < self._id]
@@ -107,7 +107,7 @@ class Commit:
 
 
 def _write_trackers(layout: Layout, manifest: Manifest) -> None:
-    """Write the newest step for other tools, and the directory for those of a framework, to the file that they read.
+    """Write the newest step for other tools, and the directory for a framework's tools, to the files that they read.
 
     Readers of ours never trust them, so a failure is only logged.
     """
@@ -131,9 +131,9 @@ def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
 
 
 def _make_way(layout: Layout, home: Path) -> Path | None:
-    """Move aside what lies where a checkpoint belongs; returns where it is now, in private if it is ours to remove."""
+    """Move aside files in a checkpoint's place; returns their new path, a private one if they are ours to remove."""
     if layout.files.is_directory(home) and layout.apart(home):
-        remove_apart(layout, home)  # left by one who died
+        remove_apart(layout, home)  # left by a writer that died
     layout.files.remove_empty(home)  # users make the directory of a file before they name it
     if not layout.files.exists(home):
         return None

@@ -34,9 +34,9 @@ class CheckpointDirectory:
 
         checkpoint-<step>/                      model.pt, rank_0.pt, ..., manifest.json
         latest_checkpointed_iteration.txt       the step published last, for other tools
-        .fastckpt/quarantine-*                  what was found bad, with a why.txt; never loaded, swept or deleted
-        .fastckpt/parts-*                       what the nodes of a job have written of a checkpoint so far
-        .fastckpt/history-<history>             who has opened it: see `Record`
+        .fastckpt/quarantine-*                  bad checkpoints, with a why.txt; never loaded, swept or deleted
+        .fastckpt/parts-*                       parts of a checkpoint that nodes of a job have written so far
+        .fastckpt/history-<history>             the launch that has opened it: see `Record`
         .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
 
     The reader's rule. A checkpoint counts if its manifest is undamaged, is in the directory that belongs to its id, and
@@ -48,7 +48,7 @@ class CheckpointDirectory:
     Methods may be called by several threads and processes; but one process at a time should publish and delete.
 
     Attributes:
-        read_back: True if `publish` reads back and compares what it wrote before it counts.
+        read_back: True if `publish` reads back and compares its files before they count.
     """
 
     def __init__(self, path: str | Path, copier: Copier | None = None) -> None:
@@ -70,11 +70,11 @@ class CheckpointDirectory:
         meanwhile.
 
         Raises:
-            PersistError: Storage refused, say for want of space. Older checkpoints are as they were and nothing
-                of this one is left; or it was complete, but could not be made durable.
+            PersistError: Storage refused, for example because it is full. Older checkpoints are as they were and
+                nothing of this one is left; or it was complete, but could not be made durable.
             ConfigError: The target is part of another checkpoint.
-            BadSource: An image is not what was known of it.
-            BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
+            BadSource: The size or digest of an image differs from the known one.
+            BadCheckpoint: No manifest can hold the request, for example for a name with ``..``.
         """
         with self._explained(request):
             request = request.at(self._layout.own(request.target, request.id))
@@ -100,15 +100,15 @@ class CheckpointDirectory:
         return explained(f"persist {request.id}", self.path, [each.path for each in request.sources.values()])
 
     def settle(self) -> list[Manifest | Unfinished]:
-        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+        """Publish checkpoints that nodes have written whole but not published, if they are newer than all that count.
 
-        Returns what is one checkpoint now, and what lacks parts. Where there are no locks, the first node calls it.
+        Returns the new checkpoints, and those that lack parts. Where there are no locks, the first node calls it.
         """
         with explained("publish what nodes have written", self.path):
             return list(part_files.settle(self._layout, self._reader))
 
     def scan(self) -> Scan:
-        """All checkpoints, and what is damaged, in one reading."""
+        """All checkpoints, and damaged places, in one reading."""
         with explained("read checkpoints", self.path):
             return self._reader.scan()
 
@@ -139,7 +139,7 @@ class CheckpointDirectory:
     def verify(self, stored: Stored, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all.
 
-        Raises BadCheckpoint with file, expected and found size or digest if one is not what was saved.
+        Raises BadCheckpoint with file, expected and found size or digest if one is damaged.
         """
         stored.verify(names)
 
@@ -151,7 +151,7 @@ class CheckpointDirectory:
         return stored.files()
 
     def fetch(self, stored: Stored, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
-        """See that files of a checkpoint are what was saved, by their digests or by their sizes alone."""
+        """Compare files of a checkpoint with its manifest, by their digests or by their sizes alone."""
         for name in names:
             if digests:
                 self.verify(stored, [name])
@@ -189,7 +189,7 @@ class CheckpointDirectory:
             with self._layout.writing():
                 scan = self._reader.known()
                 if not any(stored.id > id for stored in scan.whole[:1]) or all(each.id != id for each in scan.places):
-                    scan = self.scan()  # what is refused, or not found, is by all that there is now
+                    scan = self.scan()  # a refusal, or an id that is not found, needs a fresh look
                 if scan.whole and scan.whole[0].id == id:
                     raise ConfigError(
                         f"cannot delete {id} in {self.path}: it is the newest of {len(scan.whole)} whole checkpoints, "
@@ -202,11 +202,11 @@ class CheckpointDirectory:
     def _has_newer(self, id: SaveId, known: list[Stored]) -> bool:
         """Return whether a newer checkpoint counts: the one that is known, or another that has come since."""
         if all(ours(newest.place) == newest.manifest for newest in known):
-            return True  # or there was none, and nothing rests on what is deleted
+            return True  # or there was none, and nothing depends on the deleted one
         return any(newer.id > id for newer in self.scan().whole)
 
     def quarantine(self, bad: Stored | Path, why: str) -> Path:
-        """Set a bad checkpoint aside, never to be loaded or deleted by us; returns where it is now.
+        """Quarantine a bad checkpoint: we never load or delete it; returns where it is now.
 
         A file that its user named stays where it is.
 
@@ -224,9 +224,9 @@ class CheckpointDirectory:
             return quarantine(self._layout, place, why)
 
     def sweep(self) -> list[Path]:
-        """Remove or restore what crashed writers left; does nothing while anybody writes here.
+        """Remove or restore files that crashed writers left; does nothing while anybody writes here.
 
-        Where the file system has no locks it is not known who writes: what was begun an hour ago is removed, at most.
+        A file system without locks cannot show who writes: there only drafts that are an hour old are removed.
 
         Returns the paths that were removed or restored. Raises PersistError if storage refuses.
         """

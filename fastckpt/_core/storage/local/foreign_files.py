@@ -37,7 +37,7 @@ _BEGINNING = 1 << 20
 
 
 class ForeignFiles(NamedTuple):
-    """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes show."""
+    """A checkpoint of another library: its path, and the library, as far as its names and first bytes show."""
 
     path: Path
     writer: str
@@ -82,7 +82,7 @@ def _writer_of(names: list[str]) -> str:
 
 
 def _writer_of_file(path: Path) -> str:
-    """Return the library whose checkpoint a file is; empty if it is none, or cannot be read."""
+    """Return the library that wrote a checkpoint file; empty if it is none, or cannot be read."""
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as stored:
             if stored.read(len(_LEGACY)) == _LEGACY:

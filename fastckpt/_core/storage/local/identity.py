@@ -81,7 +81,7 @@ class KnownDirectory:
 
     @classmethod
     def of(cls, directory: Path, mark: str) -> Self:
-        """Know what is there now; raises OSError."""
+        """Read the identity that is there now; raises OSError."""
         return cls(mark, _place(directory), _place(directory.parent))
 
     def is_removed(self, directory: Path) -> bool:
@@ -89,7 +89,7 @@ class KnownDirectory:
 
         Raises PersistError if another directory has its name, OSError if that cannot be seen.
         """
-        # The mark alone counts while it is there: what is mounted again has another device number.
+        # The mark alone counts while it is there: a file system that is mounted again has another device number.
         if (found := identity(directory)) == self.mark:
             return False
         place = _place(directory)
@@ -109,7 +109,7 @@ class KnownDirectory:
 
 
 def mark(directory: Path, claim: str) -> str:
-    """Mark a directory with ``claim`` if it has no mark; what it is marked with then, durably.
+    """Mark a directory with ``claim`` if it has no mark; returns its mark, which is durable.
 
     Of several who do so at once, the first wins. Returns "" if it cannot be written to now. Raises OSError if its
     mark cannot be read.

@@ -1,4 +1,4 @@
-"""Checkpoints that were found in one directory, so that a look at many of them reads only what is new."""
+"""Checkpoints that were found in one directory, so that a look at many of them reads only new manifests."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ class _Known(NamedTuple):
 
 
 class KnownCheckpoints:
-    """Checkpoints by place. What another process puts there later has another stamp, or is another directory.
+    """Checkpoints by place. A later one of another process there has another stamp, or is another directory.
 
     Args:
         read: Reads the manifest in a place; None if there is none.
@@ -34,7 +34,7 @@ class KnownCheckpoints:
 
     def read(self, place: Path, inode: int) -> Stored | None:
         """The checkpoint in a directory of that inode; its manifest is not read again while it is the same file."""
-        stamp = stamp_of(place)  # before it is read: what comes later has another
+        stamp = stamp_of(place)  # before it is read: a later manifest has another
         known = self._known.get(place)
         if known is not None and stamp is not None and known.stamp == stamp:
             if known.inode != inode:

@@ -28,7 +28,7 @@ APART = {kind: f"{NAME}.{kind}" for kind in ("dropped", "deleted")}
 """Names of a manifest in a place that counts no more, and that could not be renamed to a private path of that kind."""
 TRACKER = "latest_checkpointed_iteration.txt"
 ABANDONED = 3600.0
-"""Seconds without a change after which a sweep takes what was begun for abandoned, where it cannot know."""
+"""Seconds without a change after which a sweep takes a draft for abandoned, where no locks show its writer."""
 SWEEP_DEADLINE = 60.0
 """Seconds that a writer waits for the sweep of another process to end."""
 
@@ -37,17 +37,17 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Answers of file systems that have no locks, such as Lustre without the option ``flock``."""
 _PARTS = re.compile("parts-([0-9]{1,19})-([0-9]{1,19})-[0-9a-f]{12}")
 _RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
-"""Name of a checkpoint of early versions in the private directory, whose model was at its user's path alone."""
+"""Name of a checkpoint of early versions in the private directory; its model was at its user's path alone."""
 
 
 class Contents(NamedTuple):
     """Contents of a checkpoint directory, by the names there.
 
     Attributes:
-        places: All directories that may hold a manifest of ours, those in place before those that made way.
+        places: All directories that may hold a manifest of ours, present checkpoints before retired ones.
         records: Files that early versions left, which are not read.
         quarantined: Places of checkpoints that were found bad.
-        parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
+        parts: The directories in which nodes gather their parts of a checkpoint, and its id.
         inodes: Inodes of all directories, by path.
     """
 
@@ -83,7 +83,7 @@ class Layout:
         return self.private / f"{kind}-{secrets.token_hex(6)}"
 
     def aside(self, home: Path) -> Path:
-        """A new path beside that of a checkpoint, for what has to make way for one and is not ours to remove."""
+        """A new path beside that of a checkpoint, for files that have to make way and are not ours to remove."""
         return home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
 
     def drafts(self, kind: str) -> list[Path]:
@@ -105,7 +105,7 @@ class Layout:
             return []
 
     def parts(self) -> list[tuple[SaveId, Path]]:
-        """The directories in which nodes gather what each has of a checkpoint, and of which one."""
+        """The directories in which nodes gather their parts of a checkpoint, and its id."""
         return _parts(self.drafts("parts"))
 
     def taken_apart(self) -> list[Path]:

@@ -19,7 +19,7 @@ PREFIX = ".fastckpt-"
 
 
 class NamedFile:
-    """Made by who saves to that path, and by nobody else: what a file in the directory says of it is not acted on.
+    """Made only by a process that saves to that path: a path that was read from the directory is not acted on.
 
     A crash before `put` leaves the path as it was. A file outside the checkpoint directory is its user's, and is never
     removed.
@@ -58,7 +58,7 @@ class NamedFile:
         return self.path.with_name(PREFIX + hashlib.blake2b(os.fsencode(self.path.name), digest_size=6).hexdigest())
 
     def put(self) -> None:
-        """Give what was prepared its name."""
+        """Give the prepared file its name."""
         if self._draft:
             self._files.move(self._draft, self.path)
             self._files.unlink(self._draft)  # rename(2) does nothing if both are links to one file already
@@ -72,7 +72,7 @@ class NamedFile:
             self.put()
 
     def withdraw(self) -> None:
-        """Remove what was prepared, if it has not got its name."""
+        """Remove the prepared file, if it has not got its name."""
         if self._draft and self._files.exists(self._draft):
             self._files.remove(self._draft)
             self._files.sync(self._draft.parent)

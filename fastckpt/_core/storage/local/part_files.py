@@ -1,4 +1,4 @@
-"""Gathers what several nodes have of one checkpoint; whoever finds all of it there publishes it."""
+"""Gathers several nodes' parts of one checkpoint; a node that finds all parts there publishes it."""
 
 import logging
 import re
@@ -30,8 +30,8 @@ class PartFiles:
     """The parts of one checkpoint, in ``.fastckpt/parts-<history>-<step>-<key>``.
 
     There are ``files``, with the images of all nodes, and for each node that has written its own, durably, a
-    ``part-<node>.json``: a manifest of these alone. Everything can be done again, and by any node; but the file that
-    the user named is made by those who were ``asked`` for it, not by who finds the parts.
+    ``part-<node>.json``: a manifest of these alone. Everything can be done again, and by any node. But the file that
+    the user named is made only by nodes that were ``asked`` for it, not by any that finds the parts.
     """
 
     def __init__(self, layout: Layout, id: SaveId, share: Share, reader: CheckpointReader) -> None:
@@ -50,7 +50,7 @@ class PartFiles:
         if self._at_home() or self._part(self._share.node):
             return
         self._layout.files.make_directory(self._files, parents=True)
-        self._withdraw(request)  # what one who died left of it
+        self._withdraw(request)  # files that a writer which died left
         with ExitStack() as on_failure:
             on_failure.callback(self._withdraw, request)
             part = request.manifest(write_images(request, self._files, self._layout.files, copier, read_back=read_back))
@@ -59,7 +59,7 @@ class PartFiles:
             on_failure.pop_all()
 
     def missing(self) -> list[int]:
-        """The nodes whose parts are not there."""
+        """The nodes that have no part there."""
         there = self._names()
         return [n for n in range(self._share.nodes) if name_of(n) not in there or not self._part(n)]
 
@@ -167,10 +167,10 @@ class Contribution:
 
 
 def sweep(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
-    """Publish what is complete, remove what is older than a checkpoint that counts, and what is long untouched.
+    """Publish complete parts; remove parts that are older than a checkpoint that counts, or long untouched.
 
-    Call while nobody writes. Where locks do not reach other nodes, one of them may write nevertheless; so what else
-    there is stays until a publication makes it useless.
+    Call while nobody writes. Where locks do not reach other nodes, one of them may write nevertheless: so other parts
+    stay until a publication makes them useless.
     """
     newer = dict(_newer(layout, reader.scan()))
     for id, place in layout.parts():
@@ -186,7 +186,7 @@ def sweep(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
 
 
 def settle(layout: Layout, reader: CheckpointReader) -> Iterator[Manifest | Unfinished]:
-    """Publish what is complete and newer than all that counts; what of this is one checkpoint now, and what is not.
+    """Publish complete parts that are newer than all checkpoints that count; returns these, and incomplete ones.
 
     Where there are no locks, the first node alone calls this.
     """

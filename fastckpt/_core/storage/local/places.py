@@ -15,7 +15,7 @@ logger = logging.getLogger("fastckpt")
 def relocate(layout: Layout, source: Path, target: Path) -> None:
     """Give a place another name, durably; after a crash it has the old one or the new one, or is whole under both.
 
-    What came with the image of a container is in a lower layer of its file system (overlayfs), where no directory can
+    A directory from the image of a container is in a lower layer of its file system (overlayfs), where no directory can
     be renamed: it is copied, and the old one is dropped.
     """
     try:
@@ -74,15 +74,14 @@ def put_back(layout: Layout, place: Path) -> None:
 
 
 def remove_apart(layout: Layout, place: Path) -> bool:
-    """Remove what is left of a place that counts no more; False if some of it stays."""
+    """Remove the rest of a place that counts no more; False if some of it stays."""
     for entry in layout.files.entries(place):
         if entry.name not in APART.values():
             layout.files.remove(place / entry.name)
     if any(entry.name not in APART.values() for entry in layout.files.entries(place)):
         return False
-    layout.files.sync(
-        place
-    )  # its manifest goes last: without it the rest would look like a checkpoint that lost its own
+    # Its manifest goes last: without it the rest would look like a checkpoint that lost its own.
+    layout.files.sync(place)
     layout.files.remove(place)
     return not layout.files.exists(place)
 

@@ -19,7 +19,7 @@ _LONGEST = 1 << 16
 
 
 def quarantine(layout: Layout, place: Path, why: str) -> Path:
-    """Move a place out of the way, with what is wrong with it; returns where it is now.
+    """Move a bad place out of the way, with the reason; returns where it is now.
 
     The reason is durable before the place moves: a crash leaves it where it was, or aside with its reason. A file
     that a user named stays where they put it. Raises OSError if storage refuses, and for a place without a manifest.
@@ -41,7 +41,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
 
 
 def fault(layout: Layout, place: Path) -> str:
-    """Return what is visibly wrong with the checkpoint in a place; empty for nothing, or if there is none."""
+    """Return the visible fault of the checkpoint in a place; empty for none, or if there is no checkpoint."""
     try:
         manifest = read_manifest(place)
         if manifest:

@@ -1,4 +1,4 @@
-"""Removes checkpoints, and what crashed writers left behind."""
+"""Removes checkpoints, and files that crashed writers left behind."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def delete(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
-    """Remove a whole checkpoint; after a crash it counts as before, or `sweep` removes what is left of it.
+    """Remove a whole checkpoint; after a crash it counts as before, or `sweep` removes the rest of it.
 
-    What another process publishes to its place meanwhile stays. ``is_replaced`` is asked, when the checkpoint is out of
-    its place, but counts still, whether a newer one counts: else it goes back.
+    A checkpoint that another process publishes to its place meanwhile stays. ``is_replaced`` is called when the
+    checkpoint is out of its place, but counts still: if no newer one counts, it goes back.
     """
     if not layout.files.is_directory(stored.place):
         _unlink(layout, stored, is_replaced)
@@ -73,7 +73,7 @@ def _take_away(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) 
     if read_manifest(aside) == stored.manifest and is_replaced():
         layout.files.move(aside, deleted)
         if stored.place.parent != layout.private:
-            layout.files.sync(stored.place.parent)  # what loses its files must not come back under its old name
+            layout.files.sync(stored.place.parent)  # one that loses its files must not come back under its old name
         return deleted
     if not layout.files.exists(stored.place):
         layout.files.move(aside, stored.place)
@@ -81,7 +81,7 @@ def _take_away(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) 
 
 
 def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
-    """Finish what crashed writers began; call while nobody writes. Returns what was removed or restored."""
+    """Finish the work of crashed writers; call while nobody writes. Returns the removed or restored places."""
     _sync_names(layout)
     done = list(_finish_deletions(layout, reader))
     for stored in reader.scan().stale:
@@ -95,9 +95,9 @@ def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
 
 
 def sweep_abandoned(layout: Layout, reader: CheckpointReader) -> list[Path]:
-    """Remove what writers began and left long ago, and what was replaced, where no locks show who still writes.
+    """Remove drafts that are long untouched, and replaced checkpoints, where no locks show who still writes.
 
-    One that was only stopped finds its files gone, and writes them again. Nothing else changes its place.
+    A writer that was only stopped finds its files gone, and writes them again. Nothing else changes its place.
     """
     _sync_names(layout)
     done = []
@@ -110,14 +110,14 @@ def sweep_abandoned(layout: Layout, reader: CheckpointReader) -> list[Path]:
 
 
 def _sync_names(layout: Layout) -> None:
-    """A writer may have died between a rename and its sync: what is removed now must not be needed after all."""
-    # The private one first: what made way went there. Then where manifests were renamed within their places.
+    """A writer may have died between a rename and its sync: files that are removed now must not be needed later."""
+    # The private one first: retired checkpoints went there. Then where manifests were renamed within their places.
     for directory in (layout.private, layout.root, *layout.taken_apart()):
         layout.files.sync(directory)
 
 
 def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
-    """Remove what is no checkpoint any more: what makes way has to find its place free."""
+    """Remove places that count no more: a retired checkpoint has to find its place free."""
     for place in [*layout.drafts("deleted"), *layout.taken_apart()]:
         name = layout.apart(place)
         try:
@@ -135,7 +135,7 @@ def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path
 
 
 def _settle_retired(layout: Layout, reader: CheckpointReader, *, restores: bool = True) -> Iterator[Path]:
-    """Drop what made way for a newer one, and put the others back, unless they may be on their way."""
+    """Drop retired checkpoints that a newer one replaced, and put the others back, unless they may be on their way."""
     whole = {stored.place: stored for stored in reader.scan().places}
     retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
     for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):

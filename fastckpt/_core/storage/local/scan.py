@@ -42,12 +42,12 @@ class Scan:
 
     @cached_property
     def whole(self) -> list[Stored]:
-        """One place for each id that as many ranks as saved it could resume, newest first: what counts."""
+        """One place for each checkpoint that counts, newest first: as many ranks as saved it could resume it."""
         return [stored for stored in self.distinct if not stored.missing]
 
     @cached_property
     def distinct(self) -> list[Stored]:
-        """One place for each id, newest first; what files of some ranks are missing in is of use for fewer alone."""
+        """One place for each id, newest first; one that lacks files of some ranks can serve only fewer ranks."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
 
 
@@ -73,7 +73,7 @@ class CheckpointReader:
                         stored = self._known.read(place, contents.inodes[place])
                 found += [stored] if stored else []
         found.sort(key=lambda stored: stored.id, reverse=True)
-        # Until so many were seen to be whole: what is deleted rests on these, not on what was whole once.
+        # Until so many were seen to be whole: deletions rely on these, not on checkpoints that once were whole.
         whole, seen, is_replaced = list[Stored](), 0, False
         for stored in found:
             if seen < LOOKED_AT or stored.place in is_new:
@@ -117,9 +117,9 @@ class CheckpointReader:
     def scan(self) -> Scan:
         """Read all manifests, and look at all files that they name.
 
-        Looks until twice the same is found and no name has changed meanwhile: who reads a directory while another
-        process publishes may see a checkpoint neither in the place that it left nor in the one that it came to. A
-        manifest that was whole, with its files, is not read again while it is the same file.
+        Looks until twice the same is found and no name has changed meanwhile. While another process publishes, one look
+        may see a checkpoint neither in the place that it left nor in the one that it came to. A manifest that was
+        whole, with its files, is not read again while it is the same file.
         """
         whole = dict[Path, tuple[object, Stored]]()
         changes, result = self._layout.changes(), self._scan_once(whole)
@@ -151,7 +151,7 @@ class CheckpointReader:
         found: list[Stored],
         damaged: list[tuple[Path, str]],
     ) -> None:
-        stamp = stamp_of(place)  # before it is read: what comes later has another
+        stamp = stamp_of(place)  # before it is read: a later manifest has another
         if place in whole and whole[place][0] == stamp:
             found.append(whole[place][1])
             return
@@ -182,7 +182,7 @@ class CheckpointReader:
             return None
 
     def read(self, place: Path, name: str = NAME) -> Stored | None:
-        """The checkpoint whose manifest is in ``place``, None if there is none; raises BadCheckpoint."""
+        """The checkpoint of the manifest in ``place``, None if there is none; raises BadCheckpoint."""
         manifest = read_manifest(place, name)
         if manifest is None:
             return None

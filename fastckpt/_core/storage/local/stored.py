@@ -1,4 +1,4 @@
-"""One checkpoint on storage, and what can be wrong with its files."""
+"""One checkpoint on storage, and faults of its files."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ class Stored:
             check_size(entry, self.place / entry.name)
 
     def verify(self, names: Iterable[str] | None = None) -> None:
-        """Read the files, by default all; raise BadCheckpoint if one is not what was saved."""
+        """Read the files, by default all; raise BadCheckpoint if one is damaged."""
         entries = self.manifest.files if names is None else [self.manifest.entry(name) for name in names]
         for entry in entries:
             path = self.place / entry.name
@@ -112,7 +112,7 @@ def ours(place: Path) -> Manifest | None:
 
 
 def answered(path: Path, read: Callable[[], Read]) -> Read:
-    """Read a file; raises PersistError instead of an error that says nothing of it.
+    """Read a file; raises PersistError for an error that proves nothing about the file.
 
     Such a file is not damaged: it must not be quarantined, nor an older one take its place.
     """
@@ -122,7 +122,7 @@ def answered(path: Path, read: Callable[[], Read]) -> Read:
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-        return read()  # another machine has replaced or removed what was open here: what is there now is another file
+        return read()  # another machine has replaced or removed the open file: its name has another file now
     except (OSError, MemoryError) as error:
         if verdict(error, Phase.READING) is not ReadVerdict.NO_ANSWER:
             raise
@@ -165,7 +165,7 @@ def check_size(entry: FileEntry, path: Path) -> os.stat_result:
 
 
 def check_digest(entry: FileEntry, path: Path, digest: str) -> None:
-    """Raise BadCheckpoint if what was read is not what was saved."""
+    """Raise BadCheckpoint if the digest of the read bytes is not the saved one."""
     if digest != entry.digest:
         raise BadCheckpoint(f"{path} is damaged: its xxh3-128 is {digest}; {entry.digest} was saved")
 

@@ -103,7 +103,7 @@ class RemoteScan:
 
 
 class Catalog:
-    """Finds the checkpoints of a store. What it read of a manifest it remembers: none is ever written twice."""
+    """Finds the checkpoints of a store. It remembers manifests that it has read: none is ever written twice."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
@@ -183,11 +183,11 @@ class Catalog:
         return RemoteCheckpoint(manifest, place, self._objects.url(place), target)
 
     def _read_manifests(self, sizes: Mapping[str, int]) -> None:
-        """Read what is new, several at a time; what cannot be read as a manifest is left to `_whole`."""
+        """Read new manifests, several at a time; those that cannot be read are left to `_whole`."""
 
         def read(place: str) -> None:
             try:
-                # What is bad is reported by `_judge_one`, which first looks whether it was deleted meanwhile.
+                # `_judge_one` reports bad ones: it first looks whether they were deleted meanwhile.
                 self._read(place, sizes[place])
             except BadCheckpoint:
                 pass

@@ -1,4 +1,4 @@
-"""Turns what a store's client raises, of which there is no list, into errors that name the remedy."""
+"""Turns errors of a store's client, of which there is no list, into ours that name the remedy."""
 
 import logging
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""Reads a file of a checkpoint from a store, and checks on the way that it is what was saved."""
+"""Reads a file of a checkpoint from a store, and compares its digest on the way."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None)
     """Read an object, into a file if one is given.
 
     Raises:
-        BadCheckpoint: It is not what was saved; says what was found.
+        BadCheckpoint: It is damaged; the message has the found digest.
         PersistError: The file cannot take it.
         Exception: Any error of the store's client if the store does not answer.
     """
@@ -39,14 +39,14 @@ def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None)
 def _download_once(objects: Objects, name: str, entry: FileEntry, into: FileIO | None) -> None:
     found = xxhash.xxh3_128()
     if into:
-        # A second attempt writes over what the first has left.
+        # A second attempt overwrites the first one's bytes.
         into.seek(0)
     for part in objects.parts(name, entry.size):
         found.update(part)
         if into:
             with room_for(entry, Path(os.fspath(into.name)).parent):
                 _write(into, part)
-    # Compared with what was saved, not with what the store believes to hold.
+    # Compared with the saved digest, not with one of the store.
     if found.hexdigest() != entry.digest:
         raise BadCheckpoint(
             f"{objects.url(name)} is damaged: its xxh3-128 is {found.hexdigest()}; {entry.digest} was saved"
@@ -61,7 +61,7 @@ def _write(into: FileIO, part: bytes) -> None:
 
 @contextlib.contextmanager
 def room_for(entry: FileEntry, place: Path) -> Iterator[None]:
-    """Turn what this host's disk has against a download into a PersistError: it is no fault of the store."""
+    """Turn an error of this host's disk in a download into a PersistError: it is no fault of the store."""
     try:
         yield
     except OSError as error:

@@ -18,7 +18,7 @@ REQUEST_DEADLINE = 20.0
 SLOWEST = 16 * 2**20 / 100
 """Bytes a second: a request that carries many has a second more for each so many."""
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"})
-"""Protocols whose first part is a bucket that exists or does not, and which have no directories to be made."""
+"""Protocols of stores with buckets, which exist or do not, and without directories to be made."""
 REMEDY = (
     "Install the fsspec implementation of that protocol; for s3:// that is pip install 's3fs>=2024.6'. Or correct the "
     "URL, such as s3://bucket/run1."
@@ -74,10 +74,10 @@ class RemoteFilesystem:
             method: Its name.
             *arguments: Its arguments.
             size: Bytes that travel.
-            limit: Seconds that it may take; 0 for what follows from the size.
+            limit: Seconds that it may take; 0 for a limit that follows from the size.
             **options: Its keyword arguments.
 
-        Raises TimeoutError if there is no answer in time; else whatever the protocol's client raises.
+        Raises TimeoutError if there is no answer in time; else any error of the protocol's client.
         """
         seconds = limit or REQUEST_DEADLINE + size / SLOWEST
         deed = deed.replace(f"{self.root}/", "")
@@ -122,7 +122,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _made(url: str, protocol: str) -> tuple[Any, str]:
-    # fsspec shares instances by their arguments: what else this process does with one would reach ours.
+    # fsspec shares instances by their arguments: other uses of one in this process would affect ours.
     options: dict[str, Any] = {"skip_instance_cache": True}
     if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses the option
         options["use_listings_cache"] = False  # an old one proves nothing

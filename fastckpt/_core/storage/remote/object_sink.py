@@ -40,7 +40,7 @@ class StreamSink:
             self._file.close()
 
     def discard(self) -> None:
-        """Leave nothing, where the file system can do that; else what was written, without a manifest."""
+        """Leave nothing, where the file system can do that; else the written bytes, without a manifest."""
         if isinstance(self._file, AbstractBufferedFile):
             self._file.discard()
             self._file.closed = True  # else its destructor would make the object after all

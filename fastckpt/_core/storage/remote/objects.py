@@ -29,7 +29,7 @@ COPY_DEADLINE = 1800.0
 CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Protocols that make an object only if there is none, where their client can ask for that."""
 DIRECTORIES = frozenset({"webdav", "dav", "smb"})
-"""Protocols whose servers refuse to make a directory that is there."""
+"""Protocols of servers that refuse to make a directory that is there."""
 
 
 class Creation(Enum):
@@ -61,7 +61,7 @@ class Objects:
         return f"{self._root}/{name}".rstrip("/")
 
     def name(self, url: str) -> str:
-        """The name of what is at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
+        """The name of the object at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
         path: str = fsspec.core.strip_protocol(url).rstrip("/")
         if path.startswith(self._root + "/"):
             return path[len(self._root) + 1 :]
@@ -101,7 +101,7 @@ class Objects:
             else:
                 self._client.ask(f"create {path}", "pipe_file", path, data, **self._condition)
         except OSError as error:
-            # Some servers do not say which condition has failed: s3fs has no other word for that.
+            # Some servers do not report which condition has failed: s3fs raises EINVAL for that.
             if isinstance(error, FileExistsError) or (error.errno == errno.EINVAL and self._is_there(path)):
                 return False
             raise
@@ -196,7 +196,7 @@ class Objects:
                 yield from self._below(inner)
 
     def folders(self, name: str = "") -> list[str]:
-        """The names of what is directly below a name and has objects below it, relative to it."""
+        """The names of folders directly below a name, relative to it: they have objects below them."""
         path = self.path(name)
         try:
             found = self._client.ask(f"list {path}", "ls", path, detail=True)
@@ -256,7 +256,7 @@ class Objects:
         return self._pool.map(work, names)
 
     def later(self, deed: str, work: Callable[[], Any]) -> None:
-        """Clean something up in the background: the failure itself is reported first. What fails is left to a sweep."""
+        """Clean up in the background: the failure itself is reported first. A failed clean-up is left to a sweep."""
 
         def clean() -> None:
             with LoggedErrors(f"{deed}; the next sweep will"):
@@ -265,7 +265,7 @@ class Objects:
         self._cleaner.submit(clean)
 
     def close(self) -> None:
-        """End the threads, after what they do now, and the connections."""
+        """End the threads, after their present work, and the connections."""
         for pool in (self._cleaner, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
         self._client.close()

@@ -1,4 +1,4 @@
-"""Gathers what several nodes have of one checkpoint at a URL; whoever finds all of it there writes the manifest."""
+"""Gathers several nodes' parts of one checkpoint at a URL; a node that finds all parts there writes the manifest."""
 
 from collections.abc import Callable, Mapping
 
@@ -44,7 +44,7 @@ class PartObjects:
             self._objects.put(f"{self.place}/{name_of(self._share.node)}", self._share.mark(part).to_json().encode())
 
     def missing(self) -> list[int]:
-        """The nodes whose parts are not there."""
+        """The nodes that have no part there."""
         sizes = self._sizes()
         return [] if NAME in sizes else [n for n in range(self._share.nodes) if self._part(n, sizes) is None]
 
@@ -59,8 +59,8 @@ class PartObjects:
         if len(parts) < self._share.nodes:
             return None, False
         manifest = assemble(parts, self._share.target)
-        # The user's copy first: once the manifest is there the checkpoint counts, and the copy belongs to it. Who was
-        # not asked for it makes none: objects alone may say anything.
+        # The user's copy first: once the manifest is there the checkpoint counts, and the copy belongs to it. A process
+        # that was not asked for a copy makes none: objects alone prove nothing.
         if manifest.target and self._asked:
             self._objects.copy(f"{self.place}/{MODEL}", manifest.target)
         with metrics.phase("persist.manifest", step=self.id.step):
@@ -69,7 +69,7 @@ class PartObjects:
         return manifest, True
 
     def remove_older(self) -> None:
-        """Remove what was gathered of older checkpoints and never became whole."""
+        """Remove parts of older checkpoints that never became whole."""
         with LoggedErrors("remove the parts of older checkpoints"):
             for place, _ in self._catalog.scan().unfinished:
                 id = id_of(place)
@@ -77,7 +77,7 @@ class PartObjects:
                     self._objects.remove_all(place)
 
     def settle(self, finish: Callable[[Manifest, str], None]) -> Manifest | Unfinished:
-        """The manifest, which is written if all parts are there, or what is missing."""
+        """The manifest, which is written if all parts are there, or the missing parts."""
         if missing := self.missing():
             return Unfinished(self.id, lacking(self._share, missing))
         manifest, here = self.complete()

@@ -40,7 +40,7 @@ from fastckpt.errors import ConfigError, FastckptError
 logger = logging.getLogger("fastckpt")
 
 ABANDONED = 24 * 3600.0
-"""Seconds after which what another host left without a manifest counts as abandoned."""
+"""Seconds after which another host's place without a manifest counts as abandoned."""
 _IDENTITY = f"{PRIVATE}/identity"
 
 
@@ -52,21 +52,21 @@ class RemoteStore:
         checkpoint-<step>/<history>-<host>-<attempt>/   model.pt, rank_0.pt, ..., manifest.json; of several nodes, also
                                                         the part-<node>.json that it was made of
         latest_checkpointed_iteration.txt               the step published last, for other tools
-        .fastckpt/history-<history>                     who has opened it: see `Record`
-        .fastckpt/identity                              tells this store from one that later takes its URL
+        .fastckpt/history-<history>                     the launch that has opened it: see `Record`
+        .fastckpt/identity                              distinguishes this store from a later one at its URL
 
     The reader's rule. A checkpoint counts if its manifest is there and undamaged, is in a place of its id, and names
-    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was quarantined.
-    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the manifest
-    is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is a copy
-    that the store makes of the model; nothing is read from it.
+    objects that are all there in their recorded sizes, and if the place has no ``why.txt``, the sign of quarantine.
+    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names. The manifest
+    is written last, and a reader finds the old or the new checkpoint whole. A file that a user named is a copy that
+    the store makes of the model; nothing is read from it.
 
-    It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: what was written is listed
+    It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: written objects are listed
     and read at once. Methods may be called by several threads and processes; but one process at a time should publish
     and delete.
 
     Attributes:
-        read_back: True if `publish` reads what it uploaded again, and compares it, before it counts.
+        read_back: True if `publish` reads its uploads again, and compares them, before they count.
     """
 
     def __init__(self, url: str, copier: Copier | None = None) -> None:
@@ -87,15 +87,15 @@ class RemoteStore:
 
         Raises:
             PersistError: The store refused, or could not be reached for longer than its client tries. Older
-                checkpoints are as they were; nothing of this one counts, and what is left of it a sweep removes.
+                checkpoints are as they were; nothing of this one counts, and a sweep removes the rest of it.
             ConfigError: The target is not in such a store, or part of a checkpoint.
-            BadSource: An image is not what was known of it.
-            BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
+            BadSource: The size or digest of an image differs from the known one.
+            BadCheckpoint: No manifest can hold the request, for example for a name with ``..``.
         """
         with ExplainedErrors(f"persist {request.id}", self.path):
             # 1. upload into a place of its own   2. compare the sizes that the store
             # lists   3. the user's copy   4. the manifest, which commits   5. the
-            # tracker, and removal of what was replaced: failures there are logged
+            # tracker, and removal of replaced checkpoints: failures there are logged
             request = request.at(_own(self._objects, request.target))
             place = new_place(request.id)
             with ExitStack() as on_failure:
@@ -122,7 +122,7 @@ class RemoteStore:
         return RemoteContribution(self.path, gathering, self._finish)
 
     def _finish(self, manifest: Manifest, place: str) -> None:
-        """Do what should follow, but changes nothing in what counts as the newest."""
+        """Do the work that should follow, but does not change which checkpoint counts as the newest."""
         with metrics.phase("persist.tracker", step=manifest.id.step), LoggedErrors(f"write {TRACKER} in {self.path}"):
             self._objects.put(TRACKER, str(manifest.id.step).encode())
         with metrics.phase("persist.drop", step=manifest.id.step), LoggedErrors("remove what was replaced"):
@@ -135,9 +135,9 @@ class RemoteStore:
                 self._remove(old)
 
     def settle(self) -> list[Manifest | Unfinished]:
-        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+        """Publish checkpoints that nodes have written whole but not published, if they are newer than all that count.
 
-        Returns what is one checkpoint now, and what lacks parts.
+        Returns the new checkpoints, and those that lack parts.
         """
         with ExplainedErrors("publish what nodes have written", self.path):
             scan = self._catalog.scan()
@@ -155,7 +155,7 @@ class RemoteStore:
             return Unfinished(id, f"it cannot be published: {error}")
 
     def scan(self) -> RemoteScan:
-        """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
+        """All checkpoints, and damaged places, in one reading; raises PersistError if the store does not answer."""
         with ExplainedErrors("read checkpoints", self.path):
             scan = self._catalog.scan()
         self._known = list(scan.places)
@@ -188,7 +188,7 @@ class RemoteStore:
         """Read files of a checkpoint, by default all.
 
         Raises:
-            BadCheckpoint: One is not what was saved; says which, and what was found.
+            BadCheckpoint: One is damaged; the message names it, and the found size or digest.
             PersistError: The store does not answer.
         """
         for entry in _entries(stored, names):
@@ -248,9 +248,9 @@ class RemoteStore:
         return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
-        """Remove what a user named in this store, if it is this checkpoint's: the newest that was saved there has it.
+        """Remove the file that a user named in this store, if it is this checkpoint's: the newest saved there owns it.
 
-        What is elsewhere is the user's: nothing there is removed on the word of an object.
+        A file elsewhere is the user's: no object's content is a reason to remove it.
         """
         target = stored.manifest.target
         is_here = target and not target.startswith("/") and not _is_part_of_checkpoint(target)
@@ -259,13 +259,13 @@ class RemoteStore:
 
     def _remove(self, place: str) -> None:
         """Remove a place; first it ceases to count."""
-        # The manifest first: if this process dies now, what is left does not count, and a sweep removes it.
+        # The manifest first: if this process dies now, the rest does not count, and a sweep removes it.
         self._objects.remove(f"{place}/{NAME}")
         self._objects.remove_all(place)
         self._catalog.forget(place)
 
     def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
-        """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
+        """Quarantine a checkpoint, or a URL in `RemoteScan.damaged`: we never load or delete it.
 
         It stays at its URL, which is returned; ``why.txt`` gives the reason. Raises PersistError if it is not there any
         more.
@@ -280,9 +280,9 @@ class RemoteStore:
         return url
 
     def sweep(self) -> list[str]:
-        """Remove what dead writers left: at once what was begun on this host, else after a day.
+        """Remove remains of dead writers: those of this host at once, others after a day.
 
-        Call while no other process of this host publishes. Returns the URLs of what was removed.
+        Call while no other process of this host publishes. Returns the removed URLs.
         """
         # 1. uploads that dead writers left under way   2. places without
         # a manifest   3. records of histories that decide nothing
@@ -309,7 +309,7 @@ class RemoteStore:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return b""  # an empty object has no first bytes, S3 says
+            return b""  # an empty object has no first bytes: S3 raises that
 
     def mark(self, claim: str) -> str:
         """Mark this store with ``claim``, unless it has a mark; which it has then.

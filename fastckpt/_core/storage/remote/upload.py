@@ -26,8 +26,8 @@ def upload_images(
         name, source = image
         object = f"{place}/{name}"
         with metrics.phase("persist.write", step=request.id.step, file=name):
-            # 1. upload, digesting the very bytes that are sent   2. compare with what was known of the image   3. if
-            # asked, read it back from the store
+            # 1. upload, digesting the very bytes that are sent   2. compare with the image's known size and digest
+            # 3. if asked, read it back from the store
             entry = FileEntry(name, *upload_file(objects, source.path, object, copy))
             source.compare(entry.size, entry.digest)
         if read_back:

@@ -1,4 +1,4 @@
-"""Log lines for a store that does not answer: what is waited for, where, and up to how long."""
+"""Log lines for a store that does not answer: the request, the store, and the longest wait."""
 
 import contextlib
 import logging
