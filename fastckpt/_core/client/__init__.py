@@ -1,1 +1,1 @@
-"""Runs in: worker. The connection to the saver, and what ranks agree on among themselves."""
+"""Runs in: worker. The connection to the saver, and agreements of ranks among themselves."""

@@ -6,8 +6,8 @@ backward begins, runs before that one, and registers another that runs after it.
 the one communication hook is needed. In the forward there is a wait if buffers are broadcast: between the forward hooks
 of the wrapper and those of the module in it.
 
-``fully_shard`` gathers parameters in a hook before a module's forward and in one before its backward, and reduces
-gradients in a node of autograd between the module's inputs and what it gets; ours are around each of them.
+``fully_shard`` gathers parameters in a hook before a module's forward and in one before its backward. It reduces
+gradients in a node of autograd between the module's inputs and those given to it. Our hooks are around each of them.
 
 Users script, export and save whole the module in a wrapper: outside of a forward it has no hook. Where a hook would be
 copied or pickled with a model, `contextlib.nullcontext` takes its place. That does nothing, and exists without this
@@ -52,7 +52,7 @@ class ArrivalHooks:
         """Install them on these models, wrappers or parts; those without known collectives get none."""
         try:
             self._install(model for model in models if not is_compiled_in_place(model))
-        except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
+        except Exception as error:  # noqa: BLE001 (a watch never ends its job)
             self.close()
             logger.warning("waits in collectives are not measured: %s", error)
 
@@ -158,7 +158,7 @@ _seen = _Seen()
 
 
 class _Hook:
-    """A hook that gets the clock, and what torch gives, the module first; a failure of it ends the watch alone."""
+    """A hook that gets the clock, and torch's arguments, the module first; a failure of it ends the watch alone."""
 
     __torch_unserializable__ = True
     """True: torch leaves the hook out, without a warning, when it saves a tensor that has it."""
@@ -173,7 +173,7 @@ class _Hook:
         if clock is not None:
             try:
                 self._hook(clock, first, second, third)
-            except Exception as error:  # noqa: BLE001 (what watches a job never ends it)
+            except Exception as error:  # noqa: BLE001 (a watch never ends its job)
                 running.clock = None
                 logger.warning("slow ranks are not detected any more: %s", error)
 

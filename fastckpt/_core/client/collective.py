@@ -226,7 +226,7 @@ class Agreement:
         return answer[_ANSWER]
 
     def _wait_for_values(self, awaited: Sequence[str], keys: Mapping[int, str], within: float) -> None:
-        """Return when what is awaited is there: the values, under these keys of ranks, or the answer to them."""
+        """Return when the awaited messages are there: the values, under these keys of ranks, or the answer to them."""
         answer = "" if self._rank == 0 else awaited[0]
         try:
             self._mailbox.wait(awaited, time.monotonic() + within, lambda: self._check_values(keys, answer))

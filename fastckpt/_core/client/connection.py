@@ -161,7 +161,7 @@ class SaverClient:
         return self._ask(m.Fetch(list(save), attempt, wanted, beside), m.Fetched, FETCH_TIMEOUT)
 
     def release(self) -> None:
-        """Release what `pin` pinned, if it did."""
+        """Release the pins of `pin`, if there are any."""
         if self.pins:
             self._ask(m.Release(), m.Done)
             self.pins = False
@@ -183,7 +183,7 @@ class SaverClient:
         self._send(decided, "how often training saves")
 
     def report_offload(self, message: OffloadMessage) -> None:
-        """Report what is offloaded."""
+        """Report the plan, the measurement or the end of an offload."""
         self._send(message, "what is offloaded")
 
     def report_logged(self, step: int, values: dict[str, float]) -> None:

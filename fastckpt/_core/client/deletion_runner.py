@@ -31,8 +31,8 @@ class DeletionRunner:
     def clean_up(self) -> None:
         """Run it, here and never in the agent.
 
-        Trouble with storage is logged. Any other exception is a mistake in the strategy that its user should see:
-        it is raised from a save that is complete, and the next save goes on with the next checkpoint.
+        Trouble with storage is logged. Any other exception is a mistake in the strategy that its user should see.
+        It is raised from a save that is complete, and the next save goes on with the next checkpoint.
         """
         if not self._news:
             return

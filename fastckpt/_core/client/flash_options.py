@@ -25,7 +25,7 @@ class FlashOptions:
     global_shard_num: int = 0
 
     def report(self) -> None:
-        """Log which of them were given, and why they have no effect."""
+        """Log the given ones, and why they have no effect."""
         if ignored := [name for name, given in asdict(self).items() if given]:
             reasons = "; ".join(dict.fromkeys(_WHY[name] for name in ignored))
             logger.info("%s: without effect here, since %s", ", ".join(ignored), reasons)

@@ -1,4 +1,4 @@
-"""Tracebacks of ranks that lost the connection to another one: in a file, since the launcher names what failed.
+"""Tracebacks of ranks that lost the connection to another one: in a file, since the launcher names the failed rank.
 
 Of a job of hundreds of ranks one fails, and all others raise the same error in their next collective. The traceback
 that matters would be lost among theirs.
@@ -14,7 +14,7 @@ from fastckpt._core.config import RankInfo
 from fastckpt._core.policy.hosts.lost_connections import is_lost_connection, traceback_file
 
 _pids = set[int]()
-"""Processes whose exceptions are looked at."""
+"""Processes with such a hook on exceptions."""
 
 
 def fold_lost_connections(place: RankInfo) -> None:

@@ -117,11 +117,11 @@ def _only_makes_states() -> bool:
 class Heartbeat:
     """Reports on ``line`` the progress of this process, until `close`.
 
-    A step is what the script counts: each that it names to `reach`, if it has a checkpointer for that; else each of its
-    optimizers, by ``clock`` if there is one. A process may have neither: other libraries' optimizers may not be
-    torch's. It reports a step after each save of a newer step than all saves before, and than the load. ``stacks`` is
-    from `memory.stacks`. With ``parts``, the first one of a process also reports the parts of steps, from the second
-    step on.
+    Steps are those that the script names to `reach`, if it has a checkpointer for that; else those of its optimizers,
+    by ``clock`` if there is one. A process may have neither: other libraries' optimizers may not be torch's. Then it
+    reports a step after each save of a newer step than all saves before, and than the load. ``stacks`` is from
+    `memory.stacks`. With ``parts``, the first one of a process also reports the parts of steps, from the second step
+    on.
 
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
@@ -152,7 +152,7 @@ class Heartbeat:
 
     @contextmanager
     def work(self, name: str, timeout: float | None = None) -> Iterator[None]:
-        """Report that a phase of ours lasts, whose parts `metrics.phase` names; one with a timeout ends by itself."""
+        """Report that a phase of ours lasts (`metrics.phase` names its parts); one with a timeout ends by itself."""
         self._works = True
         self._tell_patience()
         self._line.enter(name, 0 if timeout is None else _nanoseconds(max(0.0, timeout) + _OVERRUN))
@@ -178,7 +178,7 @@ class Heartbeat:
 
     @contextmanager
     def stall(self, name: str, timeout: float | None = None) -> Iterator[None]:
-        """Report a phase, as `work`, whose end training waits for."""
+        """Report a phase, as `work`; training waits for its end."""
         start = time.monotonic_ns()
         with self.work(name, timeout):
             try:

@@ -58,7 +58,7 @@ def session() -> str:
 
     torchrun keeps its store while workers are restarted, and a process may form one group after another in the same
     store. Restart counts do not distinguish these, because agents of several nodes count independently; nor do keys of
-    an earlier first rank. So the first rank draws a name and announces it, each other rank comes to what is announced
+    an earlier first rank. So the first rank draws a name and announces it. Each other rank answers the announcement
     with a random word, and the first rank confirms the name by the words of all that came. A name that was announced
     by a dead rank is confirmed with the words of the dead, or of none, once the next first rank has come.
 
@@ -154,7 +154,7 @@ def _announce(mailbox: StoreMailbox, world: int) -> str:
 
 
 def _wait_for(mailbox: StoreMailbox, keys: Mapping[int, str]) -> None:
-    """Return when all ranks have left a message; the log names those that are late."""
+    """Return when all ranks have left a message; the log names late ranks."""
     begin = time.monotonic()
     try:
         mailbox.wait([*keys.values()], begin + PATIENCE)

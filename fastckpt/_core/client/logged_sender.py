@@ -1,4 +1,4 @@
-"""Sender of what a script logs: a thread that gives the agent the newest values, once a second at most."""
+"""Sender of values that a script logs: a thread that gives the agent the newest, once a second at most."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ PAUSE = 1.0
 
 
 class _Sender:
-    """Sends what this process logs; nobody waits for it."""
+    """Sends values that this process logs; nobody waits for it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -31,7 +31,7 @@ class _Sender:
             time.sleep(PAUSE)
 
     def send(self) -> None:
-        """Send what was not sent yet, unless the saver has not read the last message: then newer values may come."""
+        """Send new values, unless the saver has not read the last message: then newer ones may come."""
         with self._sending:  # the last one, before a connection is closed, waits for the one under way
             connection = worker_reports.connection()
             if connection is None or not connection.is_read:
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def begin() -> None:
-    """Send what this process logs from now on, and has logged before; a connection is open."""
+    """Send values that this process logs from now on, and has logged before; a connection is open."""
     global _sender
     with _lock:
         if _sender is None or _sender.pid != os.getpid():

@@ -114,7 +114,7 @@ class StoreMailbox:
         return True
 
     def remove(self, key: str, pieces: int = 0) -> None:
-        """Remove a message that everybody has read, or what `add` has left; without the number of pieces, all there."""
+        """Remove a message that everybody has read, or a counter of `add`; without the number of pieces, all there."""
         self._store.delete_key(key)  # the result means nothing: a FileStore always returns True
         for number in range(1, pieces) if pieces else itertools.count(1):
             if not pieces and not self._store.check([f"{key}/{number}"]):

@@ -1,4 +1,4 @@
-"""Optimizers: those inside wrappers, their classes in a checkpoint, and what a load leaves as it is."""
+"""Optimizers: those inside wrappers, their classes in a checkpoint, and options that a load leaves as they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,7 +84,7 @@ def check_kinds(saved: Any, now: Kinds) -> None:
 
 
 def state_owner(part: Any) -> Any:
-    """The optimizer whose state a wrapper gives as its own; anything else as it is, such as a scheduler."""
+    """The optimizer in a wrapper that gives its state as its own; anything else as it is, such as a scheduler."""
     for name in _WITHIN:
         inner = getattr(part, name, None)
         if isinstance(inner, Optimizer) and not isinstance(part, LRScheduler):
@@ -93,7 +93,7 @@ def state_owner(part: Any) -> Any:
 
 
 def _classes(optimizer: Optimizer) -> list[str]:
-    """A user's own class, and what it refines, up to the first one of torch's: AdamW derives from Adam, and is none."""
+    """A user's own class, and its bases, up to the first one of torch's: AdamW derives from Adam, and is none."""
     found = []
     for kind in type(optimizer).__mro__:
         if kind is Optimizer or not issubclass(kind, Optimizer):

@@ -1,4 +1,4 @@
-"""Record of a worker in a run that `fastckpt prove` compares: what it loads, logs and saves; and the kills due in it.
+"""Record of a worker in a run that `fastckpt prove` compares: its loads, logged values and saves; and its due kills.
 
 Each line is written in one go before the worker goes on, so that a kill loses none.
 """
@@ -92,7 +92,7 @@ class RunRecord:
     def _happened(self, event: dict[str, Any]) -> None:
         if event["event"] == "saved" and self.is_of_this_process:
             if self._generators is not None:
-                # What no script has seeded differs from run to run here already, before any kill.
+                # Generators that no script has seeded differ from run to run here already, before any kill.
                 states, self._generators = self._generators(), None
                 self.write("generators", states={name: _digest(state) for name, state in states.items()})
             self.write("saved", int(event["step"]))

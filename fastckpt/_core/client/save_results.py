@@ -34,7 +34,7 @@ def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | Non
 
     None, for one that was left out, means DISK, except that a newer save may be persisted in its place.
 
-    Raises ValueError for what is no StorageType.
+    Raises ValueError for a value that is no StorageType.
     """
     if storage_type is None:
         return StorageType.DISK if any(given) else None

@@ -18,7 +18,7 @@ class SaverOptions:
     Attributes:
         directory: The checkpoint directory: a real path, or a URL.
         policy: The retention policy, as `policy.retention` writes it; empty to keep all.
-        verify: The part of a checkpoint that is compared with what was saved, of `policy.verify`.
+        verify: The part of a checkpoint that is compared with its saved digests, of `policy.verify`.
         remote: The place to upload durable checkpoints to, in the background; empty for none.
         remote_policy: The retention policy of that place.
     """

@@ -52,7 +52,7 @@ class _Reports:
         return [found for each in self.connections if (found := each()) is not None]
 
     def conclude(self) -> None:
-        """Have all report what they have not reported yet, if that reaches the agent."""
+        """Have all send their last reports, if these reach the agent."""
         if self.open:
             # Not under the lock: they report.
             for each in [*self.last]:
@@ -111,7 +111,7 @@ def opened(connection: ReportConnection) -> None:
 
 
 def closing(connection: ReportConnection) -> None:
-    """Use a connection no more; with the last one, what is not reported yet is reported first."""
+    """Use a connection no more; with the last one, pending reports are sent first."""
     reports = _of_this_process()
     if reports.open == [connection]:
         reports.conclude()

@@ -16,7 +16,7 @@ def missing_files(names: Collection[str], world_size: int, details: Mapping[str,
         names: The files that are there.
         world_size: Ranks of the job that saved.
         details: Details kept with the checkpoint. Without `RANKS`, as earlier versions wrote it, or in the memory of a
-            node, the names of files decide: each rank has its own, unless a framework lays the files out.
+            node, the names of files decide. Then each rank has its own, unless a framework lays the files out.
     """
     written = details.get(RANKS)
     if isinstance(written, dict):

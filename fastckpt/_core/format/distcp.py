@@ -15,8 +15,8 @@ from fastckpt._core.format.views import bytes_of, side_by_side
 ALIGNMENT = 64
 """Bytes that each archive of a file begins at a multiple of, and so do the bytes of its tensor."""
 GROWTH = 256
-"""Bytes, at least, by which an archive of Python values may grow without moving what comes after it; large ones by a
-quarter of their own."""
+"""Bytes, at least, by which an archive of Python values may grow without moving later ones; large archives may grow by
+a quarter."""
 _END = b"PK\x05\x06"
 _END_SIZE = 22
 _SCANNED = 4096
@@ -43,7 +43,7 @@ class ShardPlan:
 
 
 class Archives(Skeleton):
-    """A file of several archives, one after the other; nobody reads what comes after the last."""
+    """A file of several archives, one after the other; nobody reads bytes after the last."""
 
     def padding(self, capacity: int) -> tuple[int, bytes]:
         """The offset and the bytes that make the file ``capacity`` bytes long."""
@@ -61,7 +61,7 @@ class Headers:
         self._known: dict[Layout, Skeleton] = {}
 
     def of(self, layout: Layout) -> Skeleton:
-        """The archive of a tensor of this dtype and shape, which begins with what comes before its bytes."""
+        """The archive of a tensor of this dtype and shape: it begins with the part before the tensor's bytes."""
         if layout not in self._known:
             dtype, shape = layout
             # Not torch.empty(shape): that writes to its memory if algorithms are to be deterministic.
@@ -87,8 +87,8 @@ class ShardPlanner:
         """Plan a save of these items, in this order.
 
         Args:
-            items: Tensors on any device, of which the elements alone are saved, not what else is in their storages; and
-                bytes, which get room to grow if they are an archive of torch.save.
+            items: Tensors on any device, and bytes. Only the elements of a tensor are saved, not the rest of its
+                storage; bytes get room to grow if they are an archive of torch.save.
             names: Of the items, if their tensors may be copied later.
         """
         parts: list[Layout | int] = []
@@ -143,7 +143,7 @@ class ShardPlanner:
 
 
 def whole(data: bytes) -> Plan:
-    """A plan of a file that begins with ``data``, such as a pickle: nobody reads what comes after its end."""
+    """A plan of a file that begins with ``data``, such as a pickle: nobody reads bytes after its end."""
     return Plan(Archives(((0, data),), len(data), (), ()), [], [])
 
 
@@ -171,7 +171,7 @@ def _can_grow(data: bytes) -> bool:
 
 def _is_found(length: int, room: int) -> bool:
     """Return whether torch finds the end of an archive in its room: it looks for that from the room's end backwards."""
-    # miniz, in torch, reads 4096 bytes at a time, each time 4093 before the last, and not what would begin before 0.
+    # miniz, in torch, reads 4096 bytes at a time, each time 4093 before the last, and none that would begin before 0.
     return length - _END_SIZE >= (max(0, room - _SCANNED) % (_SCANNED - 3))
 
 

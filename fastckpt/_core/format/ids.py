@@ -25,7 +25,7 @@ class SaveId(NamedTuple):
 
     @classmethod
     def from_json(cls, value: object) -> "SaveId":
-        """Read what `to_json` gave; raises ProtocolError with the value for anything else."""
+        """Read a result of `to_json`; raises ProtocolError with the value for anything else."""
         if not isinstance(value, dict) or set(value) != {"history", "step"}:
             raise ProtocolError(f"a save id is {str(value)[:200]!r}; it must have a history and a step alone")
         return cls(_number("history", value["history"]), _number("step", value["step"]))

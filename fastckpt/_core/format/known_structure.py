@@ -42,7 +42,7 @@ class _Level(NamedTuple):
         lengths: Of dicts, OrderedDicts, lists and tuples.
         types: Of the values of all.
         containers: Selects the containers among the values.
-        dicts, ordered, sequences: Select those of the next level.
+        dicts, ordered, sequences: Select containers of the next level.
     """
 
     keys: list[Any]
@@ -78,8 +78,8 @@ class KnownStructure:
     """The structure of a state, in the form of lists with which those of a later state are compared.
 
     `Structure` visits each part by itself, which costs about 2 us a tensor; this costs a third of that. Containers are
-    taken apart level by level, all of one depth together, so that each comparison is one of two lists. What matches has
-    an equal `Structure.shape`, and its parts are found by their places. What does not match may still have one.
+    taken apart level by level, all of one depth together, so that each comparison is one of two lists. A state that
+    matches has an equal `Structure.shape`, and its parts are found by their places. Another may have an equal one, too.
 
     It keeps neither tensors nor containers of the state.
 
@@ -144,7 +144,7 @@ class KnownStructure:
         return numbers
 
     def _values(self, state: Any) -> list[Any] | None:
-        """The values in all containers, level by level; None if types, lengths or keys are not those that are known."""
+        """The values in all containers, level by level; None if types, lengths or keys differ from the known ones."""
         if type(state) is not self._root:
             return None
         nodes, found, ids = _root(state), list[Any](), [id(state)]
@@ -210,7 +210,7 @@ class _Block:
             if any(tensor is not tensors[i] for tensor, i in zip(tensors, self._first_places, strict=True)):
                 return None
         # Strides first: they raise an error for tensors that have none, such as nested ones, where the guard's C++ code
-        # would end the process. What follows takes tensors that have a storage.
+        # would end the process. The code below takes tensors that have a storage.
         try:
             if [*map(torch.Tensor.stride, tensors)] != self._strides:
                 return None
@@ -225,7 +225,7 @@ class _Block:
 
 
 class _Recorder:
-    """Takes a state apart level by level, and records what there is.
+    """Takes a state apart level by level, and records its structure.
 
     Attributes:
         values: In all containers, level by level.

@@ -124,7 +124,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Read what `to_json` gave.
+        """Read a result of `to_json`.
 
         Raises:
             NewerFormat: A later version wrote it, as its digest confirms; all later formats keep ``digest``.
@@ -170,7 +170,7 @@ def is_target(value: object) -> bool:
     return _is_inner(value) or (isinstance(value, str) and value.startswith("/") and _is_inner(value[1:]))
 
 
-def _parse(text: str | bytes) -> dict:  # type: ignore[type-arg]  # what it holds is checked where it is used
+def _parse(text: str | bytes) -> dict:  # type: ignore[type-arg]  # its values are checked where they are used
     _demand(len(text) <= MAX_TEXT, "length of the manifest", len(text), f"at most {MAX_TEXT} bytes")
     try:
         body = json.loads(text)

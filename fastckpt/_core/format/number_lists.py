@@ -35,7 +35,7 @@ def pickled_numbers(node: Any) -> PickledNumbers | None:
 
 
 class NumberLists:
-    """Containers of many numbers in one pickle: a pickler writes a marker for each, and `insert` what it stands for.
+    """Containers of many numbers in one pickle: a pickler writes a marker for each, and `insert` the numbers.
 
     Attributes:
         spans: Position and length of each in the pickle, in bytes; in the order in which a pickler meets them.

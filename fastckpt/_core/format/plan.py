@@ -22,13 +22,13 @@ WARNED = 50_000
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a save needs: the skeleton, and what goes into its places and gaps.
+    """All that a save needs: the skeleton, and the contents of its places and gaps.
 
     The storages are alive as long as the plan is: drop it once they are copied.
 
     Attributes:
-        tensors: Each tensor of the state; if the state is opaque, only those in whose storages there is nothing else of
-            it.
+        tensors: Each tensor of the state; if the state is opaque, only tensors that share their storages with no other
+            part of it.
         indices: Of their storages.
         paths: Path of each tensor in the state.
         device: An accelerator in whose memory some of the storages are; None if none is.
@@ -118,7 +118,7 @@ class Planner:
         )
 
     def _check(self, state: Any, skeleton: Skeleton) -> None:
-        """Check an opaque state whose pickle names what none before it did; others have only parts that load."""
+        """Check an opaque state if its pickle names globals that none before did; others have only parts that load."""
         if not self._weights_only:
             return
         named = globals_named(skeleton)

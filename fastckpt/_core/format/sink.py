@@ -1,4 +1,4 @@
-"""A seekable file in memory that holds only what was written, however large the gaps are."""
+"""A seekable file in memory that holds only written bytes, however large the gaps are."""
 
 import bisect
 
@@ -16,7 +16,7 @@ class Sink:
         self.length = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write at the position; the writer of archives never goes back over what it wrote."""
+        """Write at the position; the writer of archives never goes back over its bytes."""
         if self._chunks and self._starts[-1] + len(self._chunks[-1]) == self._position:
             self._chunks[-1] += data
         else:

@@ -70,8 +70,8 @@ def sketch(state: Any) -> tuple[Skeleton, list[torch.UntypedStorage], list[int]]
     """The skeleton of any state that torch.save takes; the storages that fill its gaps, in their order; and how many
     tensors of the state each of these has.
 
-    What refuses ``skip_data`` (quantized and strided nested tensors) comes back whole, without gaps.
-    Raises what torch.save raises for what it cannot save.
+    A state that refuses ``skip_data`` (quantized and strided nested tensors) comes back whole, without gaps.
+    Raises the error of torch.save for a state that it cannot save.
     """
     try:
         sink, met, _ = _skip_data(state)

@@ -1,4 +1,4 @@
-"""Decomposes a state: into what must be equal for two states to share a skeleton, and what may differ.
+"""Decomposes a state: into parts that must be equal for two states to share a skeleton, and parts that may differ.
 
 A state of plain containers, tensors and Python leaves falls into
 
@@ -29,12 +29,12 @@ TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
 _PARTS = TENSORS | _CONTAINERS
 _APART = frozenset({"meta", "xla", "maia", "mtia"})
-"""Devices whose tensors torch pickles without their storages."""
+"""Devices of tensors that torch pickles without their storages."""
 QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 class Opaque(Exception):
-    """The state holds an object whose parts are not known."""
+    """The state holds an object of unknown parts."""
 
 
 def first_places(tensors: Iterable[torch.Tensor]) -> list[int]:

@@ -45,7 +45,7 @@ _FURTHER = range(1, 8)
 def arena_path(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> Path:
     """The path of the arena of a checkpoint directory: the first of its `arena_paths` that no other user has taken.
 
-    One that is there counts first: what had been taken may be free since.
+    An arena that is there counts first: paths before it may have become free since.
     """
     paths = arena_paths(shm_dir, checkpoint_dir, agent_slot)
     owners = [owner_of(path) for path in paths]
@@ -58,7 +58,7 @@ def arena_path(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> Path:
 def arena_paths(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> list[Path]:
     """Paths that the arena of a checkpoint directory may have, in the order in which they are tried.
 
-    Who knows the directory can compute them, and make one before its owner: any user may write to a shared tmpfs.
+    Any user who knows the directory can compute them, and make one first: all may write to a shared tmpfs.
 
     Args:
         shm_dir: A directory on a tmpfs.
@@ -87,7 +87,7 @@ class Arena:
         path: Its directory.
         slots: Its places for checkpoints.
         adopted: True if it had such places when it was opened.
-        claim: By what its checkpoint directory is known.
+        claim: The identity of its checkpoint directory.
     """
 
     def __init__(self, path: Path, owner: Owner, lock: int) -> None:
@@ -147,7 +147,7 @@ class Arena:
         return is_named(self._lock, self.path / OWNER)
 
     def restore(self) -> None:
-        """Make the arena again after somebody has removed it; what it held is lost, but its mappings stay valid.
+        """Make the arena again after somebody has removed it; its saves are lost, but its mappings stay valid.
 
         Raises OSError or ArenaInUse, and leaves nothing of it: half an arena would pass for one.
         """
@@ -169,24 +169,24 @@ class Arena:
         self._lock = lock
 
     def drop(self, slot: Path) -> None:
-        """Give up a slot, at once; what it holds is lost. Blocks while its memory is given back, about 0.2 s/GiB."""
+        """Give up a slot and its save, at once. Blocks while its memory is given back, about 0.2 s/GiB."""
         gone = slot.with_name(f"{_GONE}{slot.name}")
-        slot.rename(gone)  # else somebody might find half of what was committed there
+        slot.rename(gone)  # else somebody might find half of its committed save
         self.slots.remove(slot)
         shutil.rmtree(gone)
 
     def claim_for(self, mark: str, inode: int = 0) -> bool:
         """Claim the arena for the checkpoint directory of this mark and inode; whether it was that directory's before.
 
-        If the directory has no mark, the claim names the one that it is to get. What is in memory for a directory
-        that was removed since is nobody's, though the new one has its name: `renew` first.
+        If the directory has no mark, the claim names the one that it is to get. Saves in memory of a directory that
+        was removed since are nobody's, though the new one has its name: `renew` first.
         """
         ours = self.claim.is_of(mark, inode)
         if mark and ours:
             self.saw(mark)
         elif mark:
             self._set(DirectoryClaim(seen=mark, inode=inode))
-        elif not (ours and self.claim.due):  # what was seen in it once is never written there again
+        elif not (ours and self.claim.due):  # a mark that was seen in it once is never written there again
             self._set(DirectoryClaim(wanted=secrets.token_hex(16), inode=inode))
         return ours
 
@@ -217,7 +217,7 @@ class Arena:
         self._make_slots(first, count)
 
     def make_slots(self, count: int) -> None:
-        """Have at least ``count`` slots; those that are there stay."""
+        """Have at least ``count`` slots; present ones stay."""
         taken = [_number(slot) for slot in self.slots]
         self._make_slots(1 + max(taken, default=-1), max(0, count - len(taken)))
 
@@ -228,10 +228,10 @@ class Arena:
             self.slots.append(slot)
 
     def reserve(self, slot: Path, name: str, size: int, urgent: threading.Event = NEVER) -> bool:
-        """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.
+        """Give a slot an image of ``size`` bytes with all its memory; does nothing if it has it.
 
-        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB, or longer as
-        long as nobody waits for it (``urgent``). Returns whether it is in large pages, as far as the kernel has them.
+        A new size makes a new file: processes that have mapped the old one keep it, whole. Blocks for about 1 s/GB, or
+        longer while nobody waits for it (``urgent``). Returns whether it is in large pages, if the kernel has them.
 
         Raises:
             ArenaTooSmall: The memory ran out since `check`.
@@ -255,8 +255,8 @@ class Arena:
     def begin(self, slot: Path, name: str, size: int, urgent: threading.Event) -> None:
         """Make pages of an image that is to be reserved, in about this size, until somebody waits (``urgent``).
 
-        `reserve` goes on with them. What the slot has of that name is removed. Raises OSError if there is too little
-        memory, or the arena was removed.
+        `reserve` goes on with them. An image of that name in the slot is removed. Raises OSError if there is too
+        little memory, or the arena was removed.
         """
         temporary, fd = self._open_new(slot, name)
         self._begun.add((slot, name))
@@ -295,7 +295,7 @@ class Arena:
         make_folders(self.path, path.parent)
         remove_any(path)
         is_begun = (slot, name) in self._begun and temporary.is_file() and not temporary.is_symlink()
-        if not is_begun:  # what another process has left there may have anything in it
+        if not is_begun:  # a file that another process left there may have any content
             remove_any(temporary)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if is_begun else os.O_CREAT | os.O_EXCL)
         return temporary, os.open(temporary, flags, 0o600)
@@ -335,12 +335,12 @@ def _new(path: Path) -> Path:
 
 
 def too_small(size: int, slots: int, found: Headroom, copies: int = 0) -> str:
-    """The text of an ArenaTooSmall: what is needed, what there is, and what to do.
+    """The text of an ArenaTooSmall: the needed memory, the free memory, and what to do.
 
     Args:
         size: Bytes of a checkpoint.
         slots: Number of slots that there must be room for.
-        found: The limit that leaves no room, what the slots have already counted as free.
+        found: The limit that leaves no room; memory of the slots counts as free.
         copies: Bytes of copies of other nodes' files, beside the slots.
     """
     need = slots * size + copies
@@ -373,7 +373,7 @@ def erase(path: Path) -> None:
 
 
 def slots_of(arena: Path) -> list[Path]:
-    """The slots that are there; what only has the name of one is none."""
+    """The slots that are there; a path that only has the name of one is none."""
     found = [arena / name for name in names_in(arena) if name.startswith(_SLOT)]
     return sorted((path for path in found if _number(path) >= 0 and _is_directory(path)), key=_number)
 
@@ -384,7 +384,7 @@ def _number(slot: Path) -> int:
 
 
 def _remove_strays(arena: Path) -> None:
-    """Make way for slots where something else has the name of one; end the removal of those that were given up."""
+    """Remove other files with names of slots; end the removal of slots that were given up."""
     for name in names_in(arena):
         path = arena / name
         if name.startswith(_GONE) or (name.startswith(_SLOT) and not _is_directory(path)):

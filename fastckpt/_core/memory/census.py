@@ -1,4 +1,4 @@
-"""Lists what is in shared memory, whose it is, and what of it nobody owns any more."""
+"""Lists arenas and telemetry blocks in shared memory, their owners, and those without an owner."""
 
 import enum
 import logging
@@ -49,7 +49,7 @@ class ArenaState(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ArenaEntry:
-    """An arena; or the telemetry block of one that is gone.
+    """An arena, or the telemetry block of one that is gone.
 
     Attributes:
         path: Its path.
@@ -57,7 +57,7 @@ class ArenaEntry:
         uid: The user whom it belongs to.
         size: Bytes of memory that it takes; 0 if it is foreign.
         directory: The checkpoint directory; empty if that is not known.
-        claim: By what that directory is known: by its mark (`.fastckpt/identity`), or by the one that it is to get.
+        claim: The identity of that directory: its mark (`.fastckpt/identity`), or the one that it is to get.
         owner: Present or former owner; None if it is not known.
         writers: Writers that are alive.
         slots: Committed save of each slot, by the slot's name; None for none.
@@ -85,7 +85,7 @@ class ArenaEntry:
 
 
 def census(shm_dir: Path) -> list[ArenaEntry]:
-    """All arenas under ``shm_dir``, and this user's telemetry blocks whose arena is gone; changes nothing.
+    """All arenas under ``shm_dir``, and this user's telemetry blocks without an arena; changes nothing.
 
     Raises:
         OSError: The directory cannot be listed.
@@ -95,7 +95,7 @@ def census(shm_dir: Path) -> list[ArenaEntry]:
 
 
 def clean(entry: ArenaEntry, *, force: bool = False) -> None:
-    """Remove what is nobody's.
+    """Remove an arena or block without an owner.
 
     Args:
         entry: Entry of `census`.
@@ -128,10 +128,10 @@ def clean(entry: ArenaEntry, *, force: bool = False) -> None:
 
 
 def sweep(shm_dir: Path) -> None:
-    """Remove this user's arenas of earlier boots, and those in the middle of whose removal a process died.
+    """Remove this user's arenas of earlier boots, and half-removed arenas of a process that died.
 
-    And telemetry blocks of dead owners, wherever they had their arenas: of one that had a place of its own nobody else
-    would ever remove it.
+    It also removes telemetry blocks of dead owners, wherever they had their arenas: nobody else would remove the block
+    of an owner with a place of its own.
     """
     for name in names_in(BLOCKS):
         if _BLOCK.fullmatch(name):
@@ -218,7 +218,7 @@ def _blocks_of(file: Path) -> int:
 
 
 def _stray_blocks(shm_dir: Path) -> Iterator[ArenaEntry]:
-    """Telemetry blocks of this user whose arena under ``shm_dir`` is gone."""
+    """Telemetry blocks of this user without an arena under ``shm_dir``."""
     prefix = telemetry_name(shm_dir / f"fastckpt-{os.getuid()}-").strip("/")
     for name in names_in(BLOCKS):
         key = name.removeprefix(prefix)

@@ -1,7 +1,7 @@
 """The folder on a disk in which a node keeps large files of other nodes' ranks, if it does not keep them in its arena.
 
-Its name is unique, and the arena has a record of it: by that workers find what is in it, and so does who adopts the
-arena. Nothing is flushed to the disk: what is there outlives processes, as an arena does, and not its host.
+Its name is unique, and the arena has a record of it: by that workers find its files, and so does a later owner of the
+arena. Nothing is flushed to the disk: the files outlive processes, as an arena does, and not the host.
 """
 
 import logging
@@ -45,7 +45,7 @@ class CopiesFolder:
 
     Attributes:
         path: The folder, or the arena. It is made by `ensure`.
-        is_memory: True if what is in it takes memory.
+        is_memory: True if its files take memory.
         former: Folders of earlier owners that were given another directory: they are read, and nothing comes to them.
     """
 
@@ -138,7 +138,7 @@ class CopiesFolder:
 
 
 def roots_of(arena: Path) -> list[Path]:
-    """The directories that have what an arena keeps of other nodes: itself, and its folders on disks."""
+    """The directories with an arena's copies of other nodes' files: itself, and its folders on disks."""
     return [arena, *folders_of(arena)]
 
 
@@ -157,7 +157,7 @@ def _named(arena: Path) -> list[Path]:
 
 
 def erase_folder(path: Path) -> None:
-    """Remove a folder, under another name: nobody finds half of it. What cannot be removed stays."""
+    """Remove a folder, under another name: nobody finds half of it. Files that cannot be removed stay."""
     gone = path.with_name(f"{path.name.partition('.')[0]}.removed-{secrets.token_hex(4)}")
     try:
         path.rename(gone)
@@ -167,7 +167,7 @@ def erase_folder(path: Path) -> None:
 
 
 def sweep_folders(directory: Path) -> None:
-    """Remove this user's folders in a directory whose arena is gone; nothing that has not their name.
+    """Remove this user's folders in a directory that have no arena any more; no files of other names.
 
     One of another boot counts only if this host has made it: others may have the directory mounted, too.
     """

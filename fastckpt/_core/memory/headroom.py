@@ -1,4 +1,4 @@
-"""Limits of what a job may take: memory, or disk, before something fails or is killed, and processor time."""
+"""Limits on a job: memory, or disk, before something fails or is killed, and processor time."""
 
 import enum
 import os
@@ -71,10 +71,10 @@ def _as_large_as(size: int, mount: str) -> str:
 
 
 def headroom(directory: Path, share: int = LEAST) -> Headroom:
-    """The tightest limit on what can be written under ``directory``, so that 1/``share`` of it is left to others.
+    """The tightest limit on files under ``directory``, so that 1/``share`` of it is left to others.
 
-    On a tmpfs that is the tightest of the tmpfs, the host's memory and every cgroup above this process: above the
-    limit of a cgroup an allocation does not fail, the caller is killed. Pages of files on a disk are written back
+    On a tmpfs that is the tightest of the tmpfs, the host's memory and every cgroup above this process. Above the
+    limit of a cgroup an allocation does not fail: the caller is killed. Pages of files on a disk are written back
     before that happens: there the disk alone is the limit.
     """
     limits = _limits(directory)
@@ -83,7 +83,7 @@ def headroom(directory: Path, share: int = LEAST) -> Headroom:
 
 
 def unreserved(directory: Path) -> Headroom:
-    """The tightest limit on what can be written under ``directory``, with what is to be left to others."""
+    """The tightest limit on files under ``directory``, with the share that is to be left to others."""
     return min(_limits(directory), key=lambda h: h.free)
 
 

@@ -33,7 +33,7 @@ class HeldSave:
         details: The details of this node's ranks; of another's, if it has none of its own.
         roots: The directory of each file.
         sizes: Bytes of each file.
-        digests: xxh3-128 of the files of which it is known.
+        digests: xxh3-128 of files for which it is known.
         parts: The done records of ranks, by their numbers among the ranks of all nodes.
         slot: The slot with the parts of this node's ranks; None if it has kept those of others only.
         common: The files that each node has of its own, with equal contents if the ranks' states are.
@@ -71,9 +71,9 @@ class _Kept:
 
 
 def held_saves(arena: Path, of: Iterable[Path]) -> list[HeldSave]:
-    """The saves in these slots of an arena, with what it keeps of other nodes; and those of which it keeps just that.
+    """The saves in these slots of an arena, with its copies of other nodes' files; and saves of such copies alone.
 
-    What cannot be read, or was not written by us, counts as not there.
+    Records that cannot be read, or were not written by us, count as not there.
     """
     kept = _kept(arena)
     found = []
@@ -128,7 +128,7 @@ def keep_digests(place: Path, id: SaveId, digests: Mapping[str, str]) -> None:
 
 
 def kept_places(arena: Path) -> dict[Path, SaveId]:
-    """The places in which something of a save is kept; what has no name of one is removed."""
+    """The places in which files of a save are kept; paths of other names are removed."""
     found = places_in(arena / KEPT)
     for name in names_in(arena / KEPT):
         if arena / KEPT / name not in found:

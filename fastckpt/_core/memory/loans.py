@@ -25,7 +25,7 @@ def borrow(arena: Path, slot: Path, files: Mapping[str, int]) -> None:
     They are copied, not linked: the writer that comes after a restart fills its images in place.
 
     Raises:
-        OSError: Memory is full, or what was lent is not there any more.
+        OSError: Memory is full, or the lent files are not there any more.
     """
     for name, size in files.items():
         path = slot / name
@@ -48,7 +48,7 @@ def forget(arena: Path) -> None:
 
 
 def copy_into(path: Path, source: Path, size: int) -> bool:
-    """Lend what is in a slot; False if there is no file of that size any more. Raises OSError if memory is full."""
+    """Lend a slot's file; False if there is no file of that size any more. Raises OSError if memory is full."""
     try:
         found = source.lstat()
     except OSError:

@@ -63,7 +63,7 @@ class Owner:
         return (*self.ended, *filter(None, [self.launch]))[-_LAUNCHES:]
 
     def sign(self, lock: int) -> None:
-        """Sign a file whose lock this process has."""
+        """Sign a file that this process has locked."""
         record = self.process.to_record() if self.process else {}
         more = {"directory": self.directory, "launch": self.launch, "since": self.since, "ended": list(self.ended)}
         write_signed(lock, record | more)
@@ -126,7 +126,7 @@ def own(path: Path, wait: Callable[[Owner], None]) -> int:
 
 
 def write_signed(lock: int, record: Mapping[str, Any]) -> None:
-    """Write a record into a file whose lock one has; raises OSError."""
+    """Write a record into a file that the caller has locked; raises OSError."""
     data = json.dumps(record).encode()
     os.pwrite(lock, data.ljust(os.fstat(lock).st_size), 0)  # in one go: whenever we die, it can be read
     os.truncate(lock, len(data))

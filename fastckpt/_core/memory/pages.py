@@ -12,8 +12,8 @@ from fastckpt._core.huge_pages import HUGE, is_in_memory, window
 PATIENCE = 4.0
 """Seconds of the processor per 10**9 bytes that large pages may take where nobody waits for them.
 
-Where memory is fragmented, the kernel moves other pages out of the way for each; the host of a virtual machine takes
-back what was free for some seconds, and gives it page by page. Later each persist and each mapping is cheaper for it.
+Where memory is fragmented, the kernel moves other pages out of the way for each. The host of a virtual machine takes
+back pages that were free for some seconds, and gives them one by one. Later each persist and each mapping is cheaper.
 """
 BUDGET = 0.5
 """The same while a save waits: faulting in as many small pages takes about as long."""
@@ -29,8 +29,8 @@ def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> boo
 
     Raises OSError if there is not enough.
 
-    With large pages, which a tmpfs has, every later mapping of the file costs next to nothing, and what reads it
-    through one, such as a persist, takes half of the processor's time.
+    With large pages, which a tmpfs has, every later mapping of the file costs next to nothing. A reader of the mapping,
+    such as a persist, takes half of the processor's time.
 
     Args:
         descriptor: The file, open for reading and writing.
@@ -43,13 +43,13 @@ def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> boo
     """
     os.ftruncate(descriptor, size)
     asked = not is_in_memory(descriptor) or _Faults(descriptor, size // HUGE * HUGE, urgent).make()
-    # What the kernel has refused above is refused here, too, and reported; what is there already costs nothing.
+    # Pages that the kernel has refused above are refused here, too, and reported; present ones cost nothing.
     os.posix_fallocate(descriptor, 0, size)
     return asked
 
 
 def write_out(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write bytes to a file on a disk, and have the kernel write them out soon, and drop what it has written before.
+    """Write bytes to a file on a disk; the kernel writes them out soon, and drops pages that it has written before.
 
     Else they would fill the page cache, and then keep whoever writes anything waiting for the disk. Raises OSError.
     """
@@ -59,7 +59,7 @@ def write_out(descriptor: int, data: memoryview, offset: int) -> None:
             done += os.pwrite(descriptor, rest, offset + done)
     start = max(0, offset - _CACHED)
     with contextlib.suppress(OSError):
-        # Of pages that are dirty it begins the write, and waits for none; of those that are clean it drops the memory.
+        # It begins the write of dirty pages, and waits for none; it drops the memory of clean ones.
         os.posix_fadvise(descriptor, start, offset + done - start, os.POSIX_FADV_DONTNEED)
 
 
@@ -76,7 +76,7 @@ def begin(descriptor: int, size: int, urgent: threading.Event) -> None:
 def enlarge(descriptor: int, size: int, urgent: threading.Event) -> bool:
     """Move a file into large pages, as far as they are not; False if this ended early, as somebody waits.
 
-    Others may read and write its mappings meanwhile. What is pinned for a device stays as it is.
+    Others may read and write its mappings meanwhile. Pages that are pinned for a device stay as they are.
     """
     end, deadline = size // HUGE * HUGE, time.thread_time() + PATIENCE * size / 1e9
     for offset in range(0, end, PIECE):

@@ -78,7 +78,7 @@ class ParityRecord:
         return all(map(self.has, self.others))
 
     def demand_short(self, member: str) -> None:
-        """Raise ArenaTooSmall if what is known of a member will be more than its record may have."""
+        """Raise ArenaTooSmall if the record of a member will be longer than it may be."""
         known, pieces = self.members[member], -(-self.size(member) // self.piece)
         if (length := len(json.dumps(_as_record(known))) + pieces * _OF_PIECE) > LARGEST:
             text = f"the record of parity would have {length} bytes for {len(known.files)} files in {pieces} pieces"
@@ -113,7 +113,7 @@ def write_parity(path: Path, record: ParityRecord) -> None:
 
 
 def read_parity(path: Path) -> ParityRecord | None:
-    """The record in a place; None if what is there is not whole."""
+    """The record in a place; None if it is not whole."""
     with contextlib.suppress(FastckptError):  # others may have written it
         match read_record(path / RECORD):
             case {"group": [*group], "own": str(own), "piece": int(piece)} if piece > 0:

@@ -78,7 +78,7 @@ class Presence:
 
 
 def signed(arena: Path) -> list[tuple[Path, Process]]:
-    """The signatures of writers that have not deregistered, the dead among them, and whose they are."""
+    """The signatures of writers that have not deregistered, the dead among them, and their processes."""
     found = [(arena / name, read_record(arena / name)) for name in names_in(arena) if name.startswith(_SIGNATURE)]
     return [(path, process) for path, record in found if (process := Process.from_record(record)) is not None]
 

@@ -16,7 +16,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Process:
-    """A process as it signs what it owns.
+    """A process as it signs its files.
 
     Attributes:
         pid: Its number in its pid namespace.
@@ -99,9 +99,9 @@ class Process:
 
 
 def signal_together(processes: Sequence[Process], number: int) -> list[Process]:
-    """Send a signal to those that run here for this user, with nothing in between; never to others of their numbers.
+    """Send a signal to processes that run here for this user, one right after the other; never to others of their pids.
 
-    Returns those that it was sent to.
+    Returns the processes that it was sent to.
     """
     with contextlib.ExitStack() as on_exit:
         handles = list[tuple[Process, int]]()
@@ -174,9 +174,9 @@ def _user(pid: int) -> int:
 
 
 def own_memory(pid: int) -> int:
-    """Bytes of a process and its descendants that they may come to have: heaps and stacks, of each of them.
+    """Bytes that a process and its descendants may come to have: heaps and stacks, of each of them.
 
-    Files and shared memory that they have mapped are not counted. What ends meanwhile counts as nothing.
+    Files and shared memory that they have mapped are not counted. A process that ends meanwhile counts as nothing.
     """
     try:
         parent = psutil.Process(pid)

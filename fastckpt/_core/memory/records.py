@@ -18,7 +18,7 @@ Read = TypeVar("Read")
 
 ATTEMPTS = 20
 PAUSE = 0.05
-"""Seconds between two attempts to read what could not be read for want of descriptors or memory."""
+"""Seconds between two attempts to read a file, for want of descriptors or memory."""
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def make_folders(root: Path, folder: Path) -> None:
 
 
 def remove_any(path: Path) -> None:
-    """Remove what is there, if anything: a directory is not ours, but in the way."""
+    """Remove a file, if there is one, or a directory: that is not ours, but in the way."""
     try:
         path.unlink(missing_ok=True)
     except IsADirectoryError:
@@ -93,8 +93,8 @@ def names_in(directory: Path) -> list[str]:
 def if_there(read: Callable[[], Read], otherwise: Read) -> Read:
     """Return the result of ``read``; ``otherwise`` if the error shows that the file is not there, or not ours.
 
-    What an error leaves open, such as want of descriptors, is tried again for a second: that nothing is there would be
-    the end of a checkpoint. Then it is raised, with its remedy.
+    After an error that proves neither, such as want of descriptors, it tries again for a second: the answer that
+    nothing is there would be the end of a checkpoint. Then the error is raised, with its remedy.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:

@@ -38,12 +38,12 @@ class ReplicaFiles:
         arena: The arena.
         of: The ids of the saves in its slots.
         needed: The ids of the newest save that all nodes hold, and of one that is to be it next.
-        in_use: Returns whether a process of this node may be reading what is kept, or choose to.
+        in_use: Returns whether a process of this node may be reading the copies, or choose to.
         refusal: Reason why nothing is kept; empty if copies are kept.
         folder: Folder of large files; the arena, if none is given.
 
     Attributes:
-        lock: Held by who writes records beside the files.
+        lock: Held while records are written beside the files.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ReplicaFiles:
         self._making = threading.Lock()
 
     def clear_away(self) -> None:
-        """Remove what an owner that died has left unfinished, or spare."""
+        """Remove unfinished and spare files of an owner that died."""
         for root in self._folder.roots:
             for left in [*(root / KEPT).rglob(f"{_NEW}*"), *(root / _SPARE).glob("*")]:
                 with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ class ReplicaFiles:
 
     @contextlib.contextmanager
     def receive(self, id: SaveId, attempt: str, name: str, size: int) -> Iterator[tuple[int, Callable[[str], None]]]:
-        """A place for a file that comes: its descriptor, and what to call with its xxh3-128 once it is whole.
+        """A place for a file that comes: its descriptor, and a function to call with its xxh3-128 once it is whole.
 
         Raises:
             ArenaTooSmall: There is no memory for it, or no room on the disk.
@@ -86,7 +86,7 @@ class ReplicaFiles:
         self._folder.ensure()
         place, root = kept_place(self._arena, id, attempt), self._folder.path
         path, whole = kept_place(root, id, attempt) / name, list[str]()
-        # A name of its own: one whose sender is cut off may take long to end.
+        # A name of its own: a transfer from a sender that is cut off may take long to end.
         temporary = path.with_name(f"{_NEW}{secrets.token_hex(4)}-{path.name}")
         try:
             make_folders(self._arena, place)
@@ -149,7 +149,7 @@ class ReplicaFiles:
             return True
 
     def bytes(self) -> int:
-        """Bytes that large files take, with those that are coming and those that are spare."""
+        """Bytes of large files, also of coming and spare ones."""
         found = 0
         root = self._folder.path
         for path in [*(root / KEPT).rglob("*"), *(root / _SPARE).glob("*")]:
@@ -187,7 +187,7 @@ class ReplicaFiles:
                 return os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             for path in spare:
                 remove_any(path)
-        with self._making:  # one at a time: what two find free is there once
+        with self._making:  # one at a time: two would count the same free memory
             room = headroom(root.parent)
             if room.free < size:
                 remedies = self._folder.remedies(room, size - room.free)

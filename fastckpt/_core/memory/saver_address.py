@@ -87,7 +87,7 @@ def _prefix(key: str) -> str:
 
 
 def _posted(shm_dir: Path, key: str = "") -> Iterator[Path]:
-    """The files of this user that have the name of a posting; those of others are passed over."""
+    """The files of this user that have the name of a posting; files of others are passed over."""
     for name in names_in(shm_dir):
         if name.startswith(_prefix(key)) and _is_ours(shm_dir / name):
             yield shm_dir / name
@@ -137,7 +137,7 @@ def _locked(shm_dir: Path, key: str) -> tuple[Path, int]:
 
 
 def _remove_the_dead(shm_dir: Path) -> None:
-    """Remove what savers that were killed have posted; one that is about to lock its own makes another."""
+    """Remove postings of savers that were killed; a saver that is about to lock its own makes another."""
     for path in _posted(shm_dir):
         with contextlib.suppress(OSError):
             lock = open_lock_of_others(path)

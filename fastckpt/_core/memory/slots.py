@@ -1,4 +1,4 @@
-"""The records of a slot: what makes it committed is a fact of its directory."""
+"""The records of a slot: its directory alone shows whether it is committed."""
 
 import contextlib
 import os
@@ -71,7 +71,7 @@ class Records:
 
 
 def begin(slot: Path, record: SlotBegin) -> set[str]:
-    """Make the slot one of this save: what it held no longer counts before its images change.
+    """Make the slot one of this save: its old save no longer counts before its images change.
 
     Returns images of writers that are no more, as after a restart with fewer: discard them, which may take a while.
     """
@@ -92,7 +92,7 @@ def _images_of_others(slot: Path, writers: frozenset[int]) -> set[str]:
 
 def clear(slot: Path) -> None:
     """Make the slot one that holds no checkpoint."""
-    # Digests first: those of one save must never be in a slot with another.
+    # Digests first: digests of one save must never be in a slot with another.
     for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
         if name == _DIGESTS or name.startswith(_DONE):
             _invalidate(slot / name)
@@ -151,7 +151,7 @@ def read_digests(directory: Path, id: SaveId) -> dict[str, str]:
 
 
 def read(slot: Path, known: Mapping[int, SlotDone] = MappingProxyType({})) -> Records:
-    """Read the records of a slot; what was not written by us counts as not there. Raises OSError as `read_record`.
+    """Read the records of a slot; files not written by us count as not there. Raises OSError as `read_record`.
 
     Done records that are ``known`` are not read again, only looked for.
     """
@@ -212,7 +212,7 @@ def discard(slot: Path, names: Iterable[str]) -> None:
 
 
 def damage(slot: Path, files: dict[str, int]) -> str:
-    """Return what is wrong with images, by their committed names and sizes; empty for nothing. It reads no contents."""
+    """Return a fault of images, by their committed names and sizes; empty for none. It reads no contents."""
     for name, size in files.items():
         status = if_there((slot / name).lstat, None)
         if status is None:

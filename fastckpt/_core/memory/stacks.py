@@ -43,10 +43,10 @@ class Stacks:
 
 
 def offer() -> int:
-    """Let other processes of this user `ask` for the stacks of this one, from now on; what to ask with, 0 if nothing.
+    """Let other processes of this user `ask` for the stacks of this one, from now on; returns a token, 0 for none.
 
-    faulthandler writes them, in the handler of a real-time signal that nobody here uses: without the GIL, and in
-    whatever the process is caught. They go to a file in memory that is gone with the process.
+    faulthandler writes them, in the handler of a real-time signal that nobody here uses: without the GIL, wherever the
+    process is caught. They go to a file in memory that is gone with the process.
     """
     global _offer
     if _offer[0] != os.getpid():
@@ -85,7 +85,7 @@ def _signals(pid: int, kinds: str) -> set[int]:
 
 
 def ask(workers: Mapping[int, tuple[int, int]], timeout: float) -> dict[int, Stacks]:
-    """The stacks of processes, each given by its pid and what it offers; waits up to ``timeout`` seconds for them."""
+    """The stacks of processes, each given by its pid and token; waits up to ``timeout`` seconds for them."""
     end = time.monotonic() + timeout
     asked = {key: question for key, (pid, token) in workers.items() if (question := _Question.put(pid, token))}
     try:
@@ -136,7 +136,7 @@ class _Question:
 
 
 def _frames(text: str, main: str) -> tuple[Frame, ...]:
-    """The stack of the thread whose number is ``main``, in hexadecimal digits; the innermost frame first."""
+    """The stack of the thread with number ``main``, in hexadecimal digits; the innermost frame first."""
     for thread in _THREAD.finditer(text):
         if thread[1].lstrip("0") == main:
             following = _THREAD.search(text, thread.end())

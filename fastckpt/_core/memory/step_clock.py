@@ -19,12 +19,12 @@ BETWEEN, AWAY = len(PARTS), len(PARTS) + 1
 class StepClock:
     """Adds up the time of each step by part, and reports it on ``line``; one thread calls it at a time.
 
-    Own time is what is neither a wait nor away. In a step of which no arrival at a collective was seen, only the time
-    in which data were fetched surely is.
+    Own time is time that is neither a wait nor away. In a step without a seen arrival at a collective, only the time of
+    fetching data surely is own time.
 
     Attributes:
         part: Part of the step to which the time from now on belongs.
-        in_backward: True if a backward whose end will be seen has begun.
+        in_backward: True if a backward has begun, and its end will be seen.
         fetches: True if the script has a loader of ours: then time is data only in it.
     """
 
@@ -46,7 +46,7 @@ class StepClock:
         return before
 
     def begin_forward(self, part: int = FORWARD) -> None:
-        """Begin the forward, or the wait in which it does: what came since the last backward or step was for data."""
+        """Begin the forward, or the wait in which it begins: time since the last backward or step was for data."""
         self.enter(part)
         self._settle(REST if self.fetches else DATA)
 
@@ -61,11 +61,11 @@ class StepClock:
         self.enter(BETWEEN)
 
     def pause(self) -> None:
-        """Begin what is no part of a step; whatever begins next ends it."""
+        """Begin time that is no part of a step; the next part ends it."""
         self.enter(AWAY)
 
     def go_on(self) -> None:
-        """End what `pause` began, if nothing has."""
+        """End the time that `pause` began, if no part has."""
         if self.part == AWAY:
             self.enter(BETWEEN)
 

@@ -25,7 +25,7 @@ PARTS = ("data", "forward", "backward", "rest", "wait")
 """Parts of a step; all but the last are the rank's own time, that is the wait in collectives."""
 _GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _PATIENCE = range(11)
 _TURN, _STEPPING = 11, 12
-"""Indices of eight-byte words, whose stores are never torn. The phase is written alternately in two places."""
+"""Indices of eight-byte words: their stores are never torn. The phase is written alternately in two places."""
 _DURATIONS = range(13, 14 + len(STEP_BOUNDS))
 _SHORTEST, _LONGEST = _DURATIONS[0], _DURATIONS[-1]
 _PARTS = range(_DURATIONS.stop, _DURATIONS.stop + len(PARTS))
@@ -65,7 +65,7 @@ class Telemetry:
         allowed: Longest duration of its phase, by its own account; 0 if that is unknown.
         phase: Name of its phase, such as "snapshot.fill"; empty for taking steps.
         durations: Number of steps that took at most each of `STEP_BOUNDS` (and more than the one before), and longer
-            ones; each from the step before it, without saves, loads and marked phases, so that the first is not
+            ones. The time is from the step before, without saves, loads and marked phases: the first step is not
             counted.
         stepping: Time of all these steps.
         parts: Time spent in each of `PARTS`, in total; all 0 if that is not measured.
@@ -192,7 +192,7 @@ class Line:
         self._last = self._left = self._away = self._stepping = 0
 
     def begin(self, generation: int, pid: int, stacks: int) -> None:
-        """Report that a process has begun; clears what its predecessor reported."""
+        """Report that a process has begun; clears its predecessor's report."""
         self._words[_PID] = 0
         fresh = {_GENERATION: generation, _STEP: -1, _LOADED: -1}
         for word in (*range(_PID), _PATIENCE, _STEPPING, *_DURATIONS, *_PARTS):
@@ -309,7 +309,7 @@ def _made(name: str, size: int) -> tuple[posix_ipc.SharedMemory, int]:
 
 
 def remove_dead(path: Path) -> bool:
-    """Remove an object of this user whose owner is dead, as its lock shows; whether that is done, or it is gone."""
+    """Remove an object of this user with a dead owner, as its lock shows; returns whether it is gone."""
     try:
         lock = open_lock_of_others(path)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Runs in: worker. What ranks have in common, and one saves for all: compared, kept of each rank, or refused."""
+"""Runs in: worker. State that ranks have in common, and one saves for all: compared, kept of each, or refused."""

@@ -1,4 +1,4 @@
-"""Saves that no rank may load any more, though each is what was saved: the state in them is wrong."""
+"""Saves that no rank may load any more, though their files are undamaged: the state in them is wrong."""
 
 import logging
 from contextlib import closing, suppress
@@ -17,7 +17,7 @@ PATIENCE = 60.0
 
 
 def give_up_since(session: Session, ranks: Agreement, step: int, why: str) -> None:
-    """Have nobody load what this history has saved after a step; all ranks call it.
+    """Have nobody load saves of this history after a step; all ranks call it.
 
     Args:
         session: Session that saved.
@@ -25,8 +25,8 @@ def give_up_since(session: Session, ranks: Agreement, step: int, why: str) -> No
         step: The last one that is right.
         why: Reason, written beside those on storage, which are quarantined.
     """
-    # 1. each node: what is in memory, before it is persisted   2. no persist is under way any more, on any node
-    # 3. the first rank: what is on storage
+    # 1. each node: saves in memory, before they are persisted   2. no persist is under way any more, on any node
+    # 3. the first rank: checkpoints on storage
     link, place = session.link, session.place
     with suppress(FastckptError):
         session.overlap.wait()

@@ -1,4 +1,4 @@
-"""Entries of a state that ranks have unlike: each rank's own, saved beside what is saved for all, and put back."""
+"""Entries of a state that ranks have unlike: each rank's own, saved beside the common state, and put back."""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -12,19 +12,19 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 UNLIKE = "unlike"
-"""Key, in a rank's own file, of what it has unlike others."""
+"""Key, in a rank's own file, of entries that it has unlike others."""
 COMPARED = "compared"
-"""Key beside that: how many ranks have compared what they have, when it was saved."""
+"""Key beside that: how many ranks have compared their states, when it was saved."""
 WORLD, THERE, ABSENT, ALONE = "world", "there", "absent", "alone"
-"""Keys in that: the number of ranks, entries with their paths, and names of entries that this rank lacks, and of those
-that ranks have in unlike shapes, so that nobody else could load them."""
+"""Keys in that: the number of ranks, entries with their paths, and names of entries that this rank lacks. The last key
+has names of entries that ranks have in unlike shapes, so that nobody else could load them."""
 
 Path = tuple[Any, ...]
 State = Mapping[str, Any]
 
 
 def entries(state: State) -> Iterator[tuple[str, Path, Any]]:
-    """The name of each entry in dictionaries, its path, and what is there; a list is one, and so are many numbers."""
+    """The name of each entry in dictionaries, its path, and its value; a list is one, and so are many numbers."""
     seen: set[str] = set()
     for path, leaf in _leaves(state, ()):
         name = named(path)
@@ -67,7 +67,7 @@ def alone_in(unlike: Mapping[str, bool]) -> list[str]:
 
 
 def own_names(own: Mapping[str, Any]) -> set[str]:
-    """Names of what `own_entries` gave, and of what others have of it."""
+    """Names of the entries in a result of `own_entries`, and of entries that only others have."""
     return {*(named(path) for path, _ in own[THERE]), *own[ABSENT]} if own else set()
 
 
@@ -83,7 +83,7 @@ def loaded_alone(own: Mapping[str, Any], world: int) -> list[str]:
 
 
 def of_another_world(own: Mapping[str, Any], world: int) -> str:
-    """A sentence about what ranks of another number saved of their own; empty for nothing."""
+    """A sentence about entries that another number of ranks saved as their own; empty for none."""
     if not own or own[WORLD] == world:
         return ""
     names = abbreviated(sorted(own_names(own)))
@@ -91,12 +91,12 @@ def of_another_world(own: Mapping[str, Any], world: int) -> str:
 
 
 def with_own(common: State, own: Mapping[str, Any], world: int, rank: int) -> dict[str, Any]:
-    """A state as this rank had it, of what was saved for all, and its own.
+    """A state as this rank had it, of the common state, and its own.
 
     Args:
         common: State that was saved for all, as it was loaded; its dictionaries are changed.
         own: Result of `own_entries`; empty for none.
-        world: The number of ranks now: in another number none has what it had.
+        world: The number of ranks now: in another number none gets its own entries.
         rank: This rank.
     """
     if not own:
@@ -136,11 +136,11 @@ def without_alone(states: dict[str, Any], names: Collection[str]) -> dict[str, A
 
 
 def shared_shards(states: dict[str, Any], own: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return what a rank adds to a save of shards, beside its ``own``.
+    """Return the state that a rank adds to a save of shards, beside its ``own``.
 
     Of the entries that all ranks have unlike, the first rank's are saved there.
 
-    That of groups of parameters stays on all ranks, which see by it whether they have one model.
+    Groups of parameters stay on all ranks, which see by them whether they have one model.
     """
     if rank == 0:
         return without_alone(states, own[ALONE])

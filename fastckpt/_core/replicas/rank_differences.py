@@ -1,4 +1,4 @@
-"""Compares, by digests, what ranks have in common and one of them saves for all."""
+"""Compares, by digests, state that ranks have in common and one of them saves for all."""
 
 import itertools
 import logging
@@ -68,7 +68,7 @@ class ComparedState(NamedTuple):
         digests: Of entries, those in parts that differ.
         fresh: Names of entries that were not equal at the comparison before, or that may begin to differ.
         changed: The number of all others that have changed since then.
-        objects: Names of what is no part that is learned, and has no shards: all of it is of one rank.
+        objects: Names of parts that are not learned, and have no shards: each is of one rank alone.
         whole: Names of those that one rank saves as they are: nothing in them is another rank's.
     """
 
@@ -99,19 +99,19 @@ class Judgement(NamedTuple):
 class RankDifferences:
     """Compares the states of ranks before they are saved: at the first save, and at the next after 100 steps or more.
 
-    All ranks call `begin` and `turn`, with the same steps. An entry is what dictionaries lead to, such as
+    All ranks call `begin` and `turn`, with the same steps. An entry is a value in nested dictionaries, such as
     ``optimizer.state.0.exp_avg``; a list is one entry. Of a DTensor the replicas of a shard are compared.
 
     Args:
         session: Session that saves.
-        keeps: True if entries that ranks have unlike are saved of each; else tensors that are learned are refused.
+        keeps: True if entries that ranks have unlike are saved of each; else unlike learned tensors are refused.
         lacking: Verdict on an entry that a rank lacks, as one may in a state of torch's DCP.
 
     Attributes:
         unlike: Names of entries that ranks have unlike, and whether all have them in one shape.
         agreed: The newest step that was saved to storage when all ranks had the same; None before that.
         is_alone: True if other ranks may not make the save that follows: it waits for no comparison but the first.
-        all_persist: Whether all ranks save what follows to storage; None for what each says itself.
+        all_persist: Whether all ranks save the next one to storage; None if each decides for itself.
         compared: The number of ranks that were compared last, since they have loaded; 0 before that, and if one was
             missed.
     """
@@ -133,14 +133,14 @@ class RankDifferences:
         self.agreed: int | None = None
 
     def leave_out(self, name: str) -> None:
-        """Do not compare what the state has under this key."""
+        """Do not compare the entries of the state under this key."""
         self._left_out |= {name}
 
     def leave_buffers(self, model: torch.nn.Module, key: str = "model", *, broadcast: bool = False) -> None:
-        """Let buffers of a model, whose state has this key, begin to differ.
+        """Let buffers of a model, with its state under this key, begin to differ.
 
-        Those that DistributedDataParallel makes equal before each forward are not compared: such a wrapper says so, or
-        ``broadcast``.
+        Buffers that DistributedDataParallel makes equal before each forward are not compared: the wrapper's option
+        shows that, or ``broadcast``.
         """
         wrapper: Any = compiled_module(model) or model
         bare = wrapper.module if isinstance(wrapper, DistributedDataParallel) else wrapper
@@ -158,9 +158,9 @@ class RankDifferences:
         self._ranks = agreement(world, self._name) if world > 1 and dist.is_initialized() else None
 
     def know(self, loaded: State, own: Mapping[str, Any], compared: int) -> None:
-        """Have what all ranks have loaded equal be a fault where it is not any more at the first comparison.
+        """Let entries that all ranks have loaded equal be a fault if they are unequal at the first comparison.
 
-        Not so what a rank has left as it was: it may be another's to change.
+        Entries that a rank has left as they were are exempt: they may be another's to change.
 
         Args:
             loaded: The state, as this rank has loaded it.
@@ -189,12 +189,12 @@ class RankDifferences:
 
         Args:
             step: Step to be saved.
-            state: Gives what this rank has, if a comparison is due; empty if nobody gave it.
+            state: Gives this rank's state, if a comparison is due; empty if nobody gave it.
             persists: True if it is saved to storage: a comparison is put off, for 100 steps at most, to such a save.
-            whole: Gives the keys of what one rank saves as it is: there a rank has unlike what it lacks.
+            whole: Gives the keys of objects that one rank saves as they are: there a missing entry counts as unlike.
 
         Raises:
-            ReplicasDiffer: On all ranks; what was saved since replicas were equal is not loaded any more.
+            ReplicasDiffer: On all ranks; saves since replicas were equal are not loaded any more.
             ConfigError: On all ranks, for tensors that are unlike and cannot be kept.
         """
         if not self._has_begun or step < self._last:
@@ -244,8 +244,8 @@ class RankDifferences:
 
     def _compare(self, ranks: Agreement, step: int, state: State, whole: Collection[str], start: float) -> None:
         # 1. a digest of all, and how long each rank would wait for the next   2. if they differ, digests of parts, and
-        # of entries in the parts that differ   3. what was equal before is a fault   4. the rest is each rank's own, or
-        # refused. The first rank alone has the digests of all: answers do not grow with the ranks.
+        # of entries in the parts that differ   3. entries that were equal before are a fault   4. the rest is each
+        # rank's own, or refused. The first rank alone has the digests of all: answers do not grow with the ranks.
         compared = self._compared(state)
         digests = {name: digest_of(leaf) for name, leaf in compared}
         wait, unlike = self._wait(step, start), dict[str, bool]()
@@ -257,7 +257,7 @@ class RankDifferences:
             if self._is_learned(name, leaf) and _is_trained(name, leaf, parameters)
         }
         now = learned
-        if self._last < 0:  # what is known is of what was loaded
+        if self._last < 0:  # the known digests are of the loaded state
             now = {name: _sampled(leaf) for name, leaf in compared if name in learned and name in self._known}
         changed = {name for name, digest in now.items() if digest != self._known.get(name, digest)}
         known = self._known.keys() if self._last >= 0 else changed
@@ -272,7 +272,7 @@ class RankDifferences:
         self._last, self._next, self._since = step, step + wait, start
 
     def _wait(self, step: int, start: float) -> int:
-        """Steps until the next comparison, if those cost what this one did."""
+        """Steps until the next comparison, if each costs as much as this one."""
         passed = start - self._since
         if not 0 <= self._last < step or passed <= 0:
             return EVERY
@@ -311,12 +311,12 @@ class RankDifferences:
         return is_tensor and (self._lacking == "fine" or name.partition(".")[0] in LEARNED)
 
     def _compared(self, state: State) -> list[tuple[str, Any]]:
-        """The entries that are compared, by name; of a shard what this rank has."""
+        """The entries that are compared, by name; of a shard this rank's part."""
         found = dict[str, Any]()
         for name, path, leaf in entries(state):
             own = name in self.unlike or named(path[:1]) in self.unlike
             if own or name in self._ignored or path[0] in self._left_out:
-                continue  # what is each rank's own needs no comparison any more
+                continue  # each rank's own entries need no comparison any more
             if not is_shard(leaf):
                 found[name] = leaf
             elif (first := first_replica(leaf)) is not None:
@@ -332,7 +332,7 @@ class RankDifferences:
         return name.partition(".")[0] in LEARNED and torch.is_tensor(leaf) and name not in self._buffers
 
     def _raise(self, ranks: Agreement, step: int, fault: ReplicaFault, hosts: list[str]) -> None:
-        """Have nobody load what was saved since the last comparison, and raise ReplicasDiffer."""
+        """Have nobody load saves since the last comparison, and raise ReplicasDiffer."""
         last = self._last if self._last >= 0 else self.agreed or 0  # it was loaded
         rank = self._session.place.rank
         who = " and ".join(f"rank {each} on {host}" for each, host in zip(fault.ranks, hosts, strict=True))
@@ -410,7 +410,7 @@ def _part(name: str) -> str:
 
 
 def _parts(digests: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Entries by the part that they are in; what all ranks have is in parts that each of them sends, be they empty."""
+    """Entries by the part that they are in; entries of all ranks are in parts that each rank sends, even if empty."""
     found: dict[str, dict[str, str]] = {f"{number} ": {} for number in range(PARTS)} if digests else {}
     for name, digest in digests.items():
         found.setdefault(_part(name), {})[name] = digest

@@ -1,7 +1,7 @@
-"""Decides, of the digests of all ranks, what they have unlike, and whether a processor has computed it wrongly.
+"""Decides, by the digests of all ranks, which entries are unlike, and whether a processor has computed them wrongly.
 
-A weight that was equal on all its replicas, and is not any more, is silent data corruption: Dixit et al., "Silent Data
-Corruptions at Scale" (2021), sections 3 and 5. Only a majority of three replicas or more shows which one is wrong.
+A weight that was equal on all its replicas, and is not any more, is silent data corruption (Dixit et al., "Silent Data
+Corruptions at Scale", 2021, sections 3 and 5). Only a majority of three replicas or more shows which one is wrong.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ class ReplicaFault(NamedTuple):
 
     Attributes:
         names: Of the entries, sorted.
-        ranks: Those that differ from most ranks; empty if there is no majority.
+        ranks: The ranks that differ from most ranks; empty if there is no majority.
     """
 
     names: list[str]
@@ -58,7 +58,7 @@ def unlike_entries(
     Args:
         ranks: The digests of each rank.
         lacking: Verdict on an entry that a rank lacks and that is no shard.
-        whole: Objects of which one rank saves all: there is unlike what the first rank lacks, or one that has some.
+        whole: Objects that one rank saves whole: an entry is unlike if the first rank, or one with some, lacks it.
     """
     found: dict[str, set[str]] = {}
     for each in ranks:

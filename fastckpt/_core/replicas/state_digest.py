@@ -1,4 +1,4 @@
-"""Digests of what is in a state, by which ranks compare it without sending it."""
+"""Digests of the contents of a state, by which ranks compare it without sending it."""
 
 import ctypes
 import pickle
@@ -39,7 +39,7 @@ def _bytes_of(leaf: Any) -> bytes:
         return repr(leaf).encode()
     try:
         return pickle.dumps(leaf)
-    except Exception:  # noqa: BLE001  # an object may raise anything; a save says what is wrong with it
+    except Exception:  # noqa: BLE001  # an object may raise anything; a save reports its fault
         return b""
 
 
@@ -58,7 +58,7 @@ def _digest_of_tensor(tensor: torch.Tensor) -> str:
         return f"{kind}:{tensor.qscheme()} {_digest_of_tensor(tensor.int_repr())}"
     if tensor.layout is not torch.strided:
         return f"{kind}:{' '.join(map(_digest_of_tensor, _parts_of_sparse(tensor.detach())))}"
-    # of an expanded one what it has in memory: it may be of any size
+    # of an expanded one its memory: it may be of any size
     index = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     whole = tensor.detach()[index].resolve_conj().resolve_neg().contiguous()
     return f"{kind}:{_digest_of_bytes(whole) if whole.is_cpu else sum_of_words(whole)}"
@@ -70,7 +70,7 @@ def _digest_of_subclass(tensor: torch.Tensor) -> str:
     if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
         return _digest_of_tensor(tensor.detach().as_subclass(torch.Tensor))
     if not hasattr(tensor, "__tensor_flatten__"):
-        return ""  # one that wraps others, and does not say which
+        return ""  # one that wraps others, and does not name them
     names, _ = tensor.__tensor_flatten__()
     return " ".join(f"{name} {_digest_of_tensor(getattr(tensor, name))}" for name in names)
 
@@ -87,8 +87,8 @@ def _parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def sum_of_words(tensor: torch.Tensor) -> str:
     """A sum of a tensor's bytes on its device, which no flip of one bit leaves as it was."""
-    # Each word counts as often as an odd number says, modulo 2**64: a bit that flips changes the sum by a number that
-    # is not 0, and words that change places change it, too.
+    # Each word is multiplied by an odd number, modulo 2**64. So a bit that flips changes the sum by a number that is
+    # not 0, and words that change places change it, too.
     data = tensor.reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     words = data[:whole].clone().view(torch.int64)  # aligned, as a view may not be
@@ -111,7 +111,7 @@ def _digest(data: bytes) -> str:
 
 
 def _parts_of(node: Any) -> Iterator[str]:
-    """Digests of all that is in containers, with their types and keys; what no digest is begins with <."""
+    """Digests of all values in containers, with their types and keys; a text that is no digest begins with <."""
     keys = [*map(repr, node)] if isinstance(node, Mapping) else len(node)
     yield f"<{type(node).__name__} {keys}>"
     for child in node.values() if isinstance(node, Mapping) else node:

@@ -16,7 +16,7 @@ State = dict[str, Any]
 def trained_state(models: Iterable[nn.Module], optimizers: Iterable[Any]) -> State:
     """The state of models and their optimizers, without a copy; empty where each rank has a part of its own.
 
-    Left out is what is no replica: shards of FSDP1 and of ZeRO, stages and slices of DeepSpeed, and experts.
+    Left out are parts without replicas: shards of FSDP1 and of ZeRO, stages and slices of DeepSpeed, and experts.
 
     Args:
         models: Modules, wrapped or not, or engines of DeepSpeed.
@@ -37,7 +37,7 @@ def trained_state(models: Iterable[nn.Module], optimizers: Iterable[Any]) -> Sta
     buffers = {
         f"{prefix}{name}": buffer
         for prefix, model, wrapper in zip(prefixes, bare, given, strict=True)
-        if not _is_engine(wrapper)  # DeepSpeedCheckpointer saves those of each rank
+        if not _is_engine(wrapper)  # DeepSpeedCheckpointer saves each rank's
         for name, buffer in model.named_buffers()
     }
     states = {

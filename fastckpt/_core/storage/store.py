@@ -199,7 +199,7 @@ def as_path(location: str | os.PathLike[str]) -> str:
 def normalised(location: str | os.PathLike[str]) -> str:
     """One text for each place: the real path of a directory, the URL of a store without insignificant parts.
 
-    Raises ConfigError for a chain of URLs (``simplecache::s3://...``): caches show what a store held a while ago.
+    Raises ConfigError for a chain of URLs (``simplecache::s3://...``): caches show old contents of a store.
     """
     text = os.fspath(location)
     match = _SCHEME.fullmatch(text)

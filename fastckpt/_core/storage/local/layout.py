@@ -77,8 +77,8 @@ class Layout:
     def draft(self, kind: str) -> Path:
         """A new private path.
 
-        ``tmp`` is being written; ``retired`` made way for another and counts still; ``dropped`` counts no more;
-        ``deleted`` counts no more, nor shall the file that its user named remain; ``quarantine-...`` was found bad.
+        ``tmp`` is being written. ``retired`` made way for another and counts still. ``dropped`` counts no more.
+        ``deleted`` counts no more, nor shall the file that its user named remain. ``quarantine-...`` was found bad.
         """
         return self.private / f"{kind}-{secrets.token_hex(6)}"
 

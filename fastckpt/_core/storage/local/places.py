@@ -15,8 +15,8 @@ logger = logging.getLogger("fastckpt")
 def relocate(layout: Layout, source: Path, target: Path) -> None:
     """Give a place another name, durably; after a crash it has the old one or the new one, or is whole under both.
 
-    A directory from the image of a container is in a lower layer of its file system (overlayfs), where no directory can
-    be renamed: it is copied, and the old one is dropped.
+    A directory from the image of a container is in a lower layer of its file system (overlayfs). It cannot be renamed:
+    it is copied, and the old one is dropped.
     """
     try:
         layout.files.move(source, target)

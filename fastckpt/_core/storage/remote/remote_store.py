@@ -56,7 +56,7 @@ class RemoteStore:
         .fastckpt/identity                              distinguishes this store from a later one at its URL
 
     The reader's rule. A checkpoint counts if its manifest is there and undamaged, is in a place of its id, and names
-    objects that are all there in their recorded sizes, and if the place has no ``why.txt``, the sign of quarantine.
+    objects that are all there in their recorded sizes. A ``why.txt`` in the place means quarantine: it does not count.
     Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names. The manifest
     is written last, and a reader finds the old or the new checkpoint whole. A file that a user named is a copy that
     the store makes of the model; nothing is read from it.
