@@ -85,7 +85,7 @@ class Agreement:
         DistStoreError if a rank does not come, or PeerDeparted.
         """
         # The rank that sends last lists the values for all, so nobody waits for the first rank to read them. Values and
-        # list may replace those of the round before: whoever sends has read the list of that round.
+        # list may replace those of the round before: each sender has read the list of that round.
         forget, number = self._forgetting_addresses(), self._rounds.sent
         self._rounds.sent += 1
         self._mailbox.put(f"{_SENT}/{self._rank}", [number, value])
@@ -207,7 +207,7 @@ class Agreement:
         except FastckptError as error:
             answer = {_RAISED: [_name(type(error)), str(error)]}
             raise
-        finally:  # whatever went wrong here, others must not wait for it
+        finally:  # after any error here, others must not wait for it
             before, self._rounds.pieces = self._rounds.pieces, mailbox.put(key, answer)
         if number:  # a rank that sent a value in this round has read the answer of the one before
             mailbox.remove(f"answer/{number - 1}", before)

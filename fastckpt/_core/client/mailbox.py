@@ -140,7 +140,7 @@ class StoreMailbox:
         return first.decode()
 
     def replace_word(self, key: str, word: str) -> None:
-        """Set a short word, whatever was there."""
+        """Set a short word, in place of any other."""
         self._store.set(key, word)
 
 

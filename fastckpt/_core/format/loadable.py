@@ -50,7 +50,7 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
 
 
 class LoadableArchives:
-    """Checks archives of single values, each unless those before it named all that it names."""
+    """Checks archives of single values, each unless earlier ones named all of its globals."""
 
     def __init__(self) -> None:
         self._named: frozenset[bytes] = frozenset()

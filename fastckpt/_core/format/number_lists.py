@@ -50,7 +50,7 @@ class NumberLists:
     def marker(self, node: Any) -> int | None:
         """The persistent id by which a pickler writes this object; None if that is to write the object itself.
 
-        `PickledNumbers` become zeros: whoever has taken them out of a state writes them to their span.
+        `PickledNumbers` become zeros: the caller that took them out of a state writes them to their span.
         """
         kind = type(node)
         if kind not in _CONTAINERS and kind is not PickledNumbers:

@@ -21,4 +21,4 @@ SAFETENSORS = {
     "int64": "I64",
     "uint64": "U64",
 }
-"""The format's names of types, in its order: tensors of later ones are stored first, those of one by their names."""
+"""The format's names of types, in its order: tensors of later types are stored first, tensors of one type by name."""

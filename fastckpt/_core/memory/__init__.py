@@ -1,1 +1,1 @@
-"""Runs in: both. Shared memory of a node: the arena, its slots, who may write to them, telemetry."""
+"""Runs in: both. Shared memory of a node: the arena, its slots, their writers, telemetry."""

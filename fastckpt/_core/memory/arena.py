@@ -39,7 +39,7 @@ _GONE = "removed-"
 _NEW = ".begun-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _FURTHER = range(1, 8)
-"""Names that are tried beside the first one."""
+"""Names that are tried after the first one."""
 
 
 def arena_path(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> Path:
@@ -71,7 +71,7 @@ def arena_paths(shm_dir: str, checkpoint_dir: str, agent_slot: int) -> list[Path
 
 
 def owner_of(path: Path) -> int | None:
-    """The user whom a path belongs to; None if nothing is there."""
+    """The user who owns a path; None if nothing is there."""
     try:
         return path.lstat().st_uid
     except OSError:
@@ -106,7 +106,7 @@ class Arena:
         While it has another owner, ``wait`` is called again and again: it takes a moment, or raises.
 
         Raises:
-            ArenaInUse: It has another owner, for whom ``wait`` does not wait, or it does not belong to this user.
+            ArenaInUse: It has another owner that ``wait`` does not wait for, or it does not belong to this user.
             ArenaTooSmall: There is not even room for its owner's name.
         """
         lock = own(path, wait)
@@ -301,7 +301,7 @@ class Arena:
         return temporary, os.open(temporary, flags, 0o600)
 
     def enlarge(self, slot: Path, name: str, urgent: threading.Event) -> bool:
-        """Move an image into large pages, whoever reads or writes it; False if this ended early, as somebody waits.
+        """Move an image into large pages, while others may use it; False if this ended early, as somebody waits.
 
         Raises OSError if there is no such image any more.
         """
@@ -320,10 +320,10 @@ class Arena:
             close_lock(self._lock)
 
     def release(self) -> None:
-        """Leave the memory to whoever adopts it."""
+        """Leave the memory to the next owner."""
         try:
             if self.is_there():
-                # Who leaves it may yet do something, and the dead do not: no successor shall take one for the other.
+                # A former owner may still act, a dead one does not: no successor shall take one for the other.
                 replace(Owner.read(self._lock), launch="").sign(self._lock)
         finally:
             close_lock(self._lock)

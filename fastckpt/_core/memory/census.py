@@ -54,7 +54,7 @@ class ArenaEntry:
     Attributes:
         path: Its path.
         state: State of its ownership.
-        uid: The user whom it belongs to.
+        uid: The user who owns it.
         size: Bytes of memory that it takes; 0 if it is foreign.
         directory: The checkpoint directory; empty if that is not known.
         claim: The identity of that directory: its mark (`.fastckpt/identity`), or the one that it is to get.
@@ -180,7 +180,7 @@ def _arena(path: Path, *, locked: bool = False) -> ArenaEntry | None:
 
 
 def _is_in_use(arena: Path) -> bool:
-    # The owner has its lock alone, the writers share theirs. Who is just opening an arena tries again.
+    # The owner has its lock alone, the writers share theirs. A process that is just opening an arena tries again.
     return _is_locked(arena / OWNER, try_shared) or _is_locked(arena / LOCK, try_exclusive)
 
 

@@ -106,7 +106,7 @@ class CopiesFolder:
             erase_folder(path)
 
     def close(self) -> None:
-        """Leave it to whoever adopts the arena, or removes it."""
+        """Leave it to the arena's next owner, or to its removal."""
         with self._mutex:
             if self._lock >= 0:
                 close_lock(self._lock)

@@ -20,7 +20,7 @@ from fastckpt.errors import ArenaInUse
 FORKS_DEADLINE = 3.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
 GLANCE = 0.1
-"""Seconds for which somebody who only looks at an arena may have its lock."""
+"""Seconds for which a process that only looks at an arena may have its lock."""
 OWNER = "owner"
 _LAUNCHES = 50
 """Number of ended launches that an owner's file names."""

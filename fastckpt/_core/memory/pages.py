@@ -51,7 +51,7 @@ def allocate(descriptor: int, size: int, urgent: threading.Event = NEVER) -> boo
 def write_out(descriptor: int, data: memoryview, offset: int) -> None:
     """Write bytes to a file on a disk; the kernel writes them out soon, and drops pages that it has written before.
 
-    Else they would fill the page cache, and then keep whoever writes anything waiting for the disk. Raises OSError.
+    Else they would fill the page cache, and then keep every writer waiting for the disk. Raises OSError.
     """
     done = 0
     while done < len(data):
@@ -124,7 +124,7 @@ class _Faults:
         with window(self._descriptor, offset, length) as piece:
             if self._is_dear:
                 if is_urgent:
-                    piece.populate()  # else `posix_fallocate` does it, for less, and whoever maps it the rest
+                    piece.populate()  # else `posix_fallocate` does it, for less, and later mappings the rest
                 return
             start = time.thread_time()
             for page in range(offset, offset + length, HUGE):

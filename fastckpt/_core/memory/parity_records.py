@@ -40,7 +40,7 @@ class ParityMember:
 
 @dataclass
 class ParityRecord:
-    """Record of the members whose pieces are in a place.
+    """Record of the members with pieces in a place.
 
     Attributes:
         group: The members of the group.

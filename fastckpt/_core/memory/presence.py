@@ -44,7 +44,7 @@ class Presence:
         process = Process.current()
         self._signature = self._arena / f"{_SIGNATURE}{process.pid}-{self._lock}"
         try:
-            write_record(self._signature, process.to_record())  # first: who has the lock can be found
+            write_record(self._signature, process.to_record())  # first: the holder of the lock can be found
             self._share()
         except (OSError, ArenaInUse):
             self.close()
@@ -101,7 +101,7 @@ def _remove(signature: Path) -> None:
 def evict(arena: Path, seconds: float) -> bool:
     """End the writers that a dead owner left; False if somebody still may write after ``seconds``.
 
-    Call as the arena's owner. Killed is only who signed, shares the lock and runs here for this user.
+    Call as the arena's owner. It kills only writers that signed, share the lock and run here for this user.
     """
     lock = open_lock(arena / LOCK)
     end = time.monotonic() + seconds

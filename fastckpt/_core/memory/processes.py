@@ -99,7 +99,7 @@ class Process:
 
 
 def signal_together(processes: Sequence[Process], number: int) -> list[Process]:
-    """Send a signal to processes that run here for this user, one right after the other; never to others of their pids.
+    """Send a signal to processes that run here for this user, with nothing in between; never to others of their pids.
 
     Returns the processes that it was sent to.
     """
@@ -113,7 +113,7 @@ def signal_together(processes: Sequence[Process], number: int) -> list[Process]:
             except (OSError, OverflowError):
                 continue
             on_exit.callback(os.close, handle)
-            # Whoever has the number now, the handle stays with the process that had it when it was opened.
+            # The number may be another's now: the handle stays with the process that had it when it was opened.
             if process.is_alive() and _user(process.pid) == os.getuid():
                 handles.append((process, handle))
         for _, handle in handles:

@@ -32,7 +32,7 @@ _PAUSE = 0.01
 class SaverAddress:
     """A saver's address in a file of this user, which it has locked as long as it lives.
 
-    Whatever another user can guess, they can also take first: an abstract address, the name of a directory. So the
+    Another user can take first any name that they can guess: an abstract address, the name of a directory. So the
     address is drawn by chance, and the file that has it counts by its owner, not by its name.
     """
 

@@ -1,4 +1,4 @@
-"""The Python stacks of a worker, which another process can ask for, whatever holds the worker up."""
+"""The Python stacks of a worker, which another process can ask for, also while the worker hangs."""
 
 import contextlib
 import faulthandler
@@ -18,7 +18,7 @@ _LINK = f"/memfd:{_NAME} (deleted)"
 _FD_BITS = 32
 _POLL = 0.05
 _QUIET = 0.3
-"""Seconds without a further line after which stacks are complete: who writes them does nothing else meanwhile."""
+"""Seconds without a further line after which stacks are complete: their writer does nothing else meanwhile."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
 _offer: tuple[int, int] = (0, 0)

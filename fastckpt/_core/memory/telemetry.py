@@ -40,7 +40,7 @@ LINE = _HEAD + PLACES * _WINDOW
 """Bytes of a rank's block: whole cache lines, so that ranks do not slow each other down."""
 _TRIES = 20
 _SWEEP = 1.0
-"""Seconds after which who has the lock of an object is none that sweeps."""
+"""Seconds for which a sweep holds the lock of an object, at most."""
 _READS = 100
 """Attempts to read a phase that changes during the read."""
 
@@ -297,7 +297,7 @@ def _made(name: str, size: int) -> tuple[posix_ipc.SharedMemory, int]:
         while not (gone := remove_dead(path)) and time.monotonic() < end:
             time.sleep(1e-3)
         if not gone:
-            unlink(name)  # whoever has it locked still: this process owns the arena that it belongs to
+            unlink(name)  # though it may still be locked: this process owns its arena
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size)
         with contextlib.suppress(OSError):
             lock = lock_of(memory.fd)
@@ -317,7 +317,7 @@ def remove_dead(path: Path) -> bool:
     try:
         if os.fstat(lock).st_uid != os.getuid() or not try_exclusive(lock):
             return False
-        # With the lock: who makes it again has to wait, so that this is not the new one's name yet.
+        # With the lock: a process that makes it again has to wait, so that this is not the new one's name yet.
         if is_named(lock, path):
             path.unlink()
         return True
@@ -328,7 +328,7 @@ def remove_dead(path: Path) -> bool:
 
 
 def unlink(name: str) -> None:
-    """Remove the object if it is there; who has mapped it keeps it."""
+    """Remove the object if it is there; processes that have mapped it keep it."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except (posix_ipc.Error, OSError):

@@ -52,7 +52,7 @@ LEARNED = (*MODELS, "optimizer", "optimizer_states")
 """Parts of a state, as checkpointers call them, of which replicas that were equal stay so."""
 
 PARTS = 64
-"""Parts of the entries, of which those are sent one by one that differ."""
+"""Parts of the entries: entries in parts that differ are sent one by one."""
 
 SAMPLE = 64
 """Elements of a tensor that was loaded by which it is seen whether it has changed."""
@@ -69,7 +69,7 @@ class ComparedState(NamedTuple):
         fresh: Names of entries that were not equal at the comparison before, or that may begin to differ.
         changed: The number of all others that have changed since then.
         objects: Names of parts that are not learned, and have no shards: each is of one rank alone.
-        whole: Names of those that one rank saves as they are: nothing in them is another rank's.
+        whole: Names of objects that one rank saves as they are: nothing in them is another rank's.
     """
 
     host: str

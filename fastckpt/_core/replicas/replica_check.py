@@ -1,4 +1,4 @@
-"""Compares the models of all ranks where one of them is saved for all: those of pipeline stages are not one."""
+"""Compares the models of all ranks where one of them is saved for all: pipeline stages are not one model."""
 
 import hashlib
 from collections.abc import Iterable

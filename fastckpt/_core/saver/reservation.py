@@ -31,7 +31,7 @@ class Reservations:
 
     Args:
         arena: The arena.
-        slots: Its slots; those for which there is no room are given up.
+        slots: Its slots; slots without room are given up.
         newest: Finds the slot with the newest whole checkpoint.
         replicas: Room that copies of other nodes' files need beside the slots.
     """
@@ -57,7 +57,7 @@ class Reservations:
         self._urgent = threading.Event()
         """Set while a save waits for memory, or the end of the job for this."""
         self._small: dict[tuple[Slot, str], None] = {}
-        """Images whose pages were made in haste, oldest first."""
+        """Images with pages made in haste, oldest first."""
         self._guessed: dict[str, int] = {}
         self._warned = False
 
@@ -193,7 +193,7 @@ class Reservations:
                 if not await loop.run_in_executor(self._pool, reserve):
                     self._small[slot, name] = None
             self._images_in(slot)[name] = size
-        # A save asks first without sizes, while it is planned: that says nothing about its files.
+        # A save asks first without sizes, while it is planned: that proves nothing about its files.
         left = [name for name in self._arena.begun_in(slot.path) if sizes and self._made_way(name, sizes, writer)]
         if left:  # it was guessed, or begun for a save that was itself quicker, and took another slot
             await loop.run_in_executor(self._pool, self._arena.abandon, slot.path, left)

@@ -164,7 +164,7 @@ class Saver:
         }
 
     def persist(self, directory: str, save: SaveId) -> str:
-        """Begin to persist a checkpoint that is in memory, while workers run, whatever the settings say.
+        """Begin to persist a checkpoint that is in memory, while workers run, with any settings.
 
         Returns "begun"; "known" if it or a newer one is durable, or on its way; "gone" if it is not there any more.
         """
@@ -237,7 +237,7 @@ class Saver:
 
     @property
     def awaited(self) -> Record | None:
-        """The record of those for whom the first worker here waits; None if it does not wait."""
+        """The record of the job that the first worker here waits for; None if it does not wait."""
         entering = self._entering  # the loop may change it
         return entering.tiers.awaited if entering else None
 
@@ -382,7 +382,7 @@ class Saver:
 
     async def _coordinator(self, hello: m.Hello) -> Coordinator:
         """The coordinator of the worker's checkpoint directory."""
-        # One at a time: the ranks of a node say hello at once, and the first makes the coordinator for all.
+        # One at a time: the ranks of a node send hello at once, and the first makes the coordinator for all.
         async with self._opening:
             warn_of_several(hello, {each: of.writers.ranks for each, of in self._coordinators.items()})
             # 1. remove memory that nobody owns   2. wait for the

@@ -1,4 +1,4 @@
-"""A slot as its owner sees it: the records in it, and who reads from it now."""
+"""A slot as its owner sees it: the records in it, and its present readers."""
 
 import logging
 import time
@@ -158,7 +158,7 @@ class Slot:
         self.forget()
 
     def drop(self) -> None:
-        """Hold nothing, also if its records cannot be invalidated: who begins a save here tries that again."""
+        """Hold nothing, also if its records cannot be invalidated: the next save here tries that again."""
         try:
             self.clear()
         except OSError as error:
@@ -166,7 +166,7 @@ class Slot:
             self.forget()
 
     def forget(self) -> None:
-        """Be known to hold nothing, whatever is there."""
+        """Count as empty, with any files there."""
         self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
         self.wanted.clear()
 

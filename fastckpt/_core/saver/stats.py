@@ -12,7 +12,7 @@ KINDS = 20
 """Reasons that are counted apart, at most."""
 OTHER = "other reasons"
 TIMES = 512
-"""Saves whose time is remembered, at most; of older ones every second."""
+"""Saves with remembered times, at most; of older ones every second."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The writers of a checkpoint directory on this node: who is here, how far each is, which history each writes."""
+"""The writers of a checkpoint directory on this node: their presence, progress and histories."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
@@ -13,7 +13,7 @@ from fastckpt.errors import FastckptError
 NEVER = SaveId(LARGEST, LARGEST)
 """Next save of a writer that has left: none."""
 REMEMBERED = 16
-"""Saves of which it is known who began them."""
+"""Saves that are remembered of each rank, at most."""
 CLOSED = "has closed"
 """Departure of a writer that deregistered."""
 ENDED = "has ended without closing its checkpointer"
@@ -77,7 +77,7 @@ class CopyPace:
     def differs(self, rank: int, save: SaveId) -> tuple[int, int, int] | None:
         """Compare the numbers that two ranks give to a save.
 
-        Return who began this save first, its number of the save, and this rank's number; None if the numbers are equal.
+        Return the rank that began this save first, its number, and this rank's number; None if the numbers are equal.
         """
         first, theirs = self._first.get(save, (rank, 0))
         ours = self._counts.get(rank, (0, 0))[1]

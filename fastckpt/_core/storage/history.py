@@ -1,6 +1,6 @@
-"""The records of histories in a durable place: who has opened each, decided by exclusive creation.
+"""The records of histories in a durable place: the launch that has opened each, decided by exclusive creation.
 
-A history is opened by whoever creates its record, ``.fastckpt/history-N``. Only its holder writes to it again: it
+A launch opens a history when it creates its record, ``.fastckpt/history-N``. Only its holder writes to it again: it
 counts up, so that others see that it lives, and is marked as closed at an orderly end.
 """
 

@@ -89,7 +89,7 @@ def name_of(node: int) -> str:
 
 
 def assemble(parts: Sequence[Manifest], target: str) -> Manifest:
-    """The manifest of all parts together, in the order of the nodes: whoever makes it makes the same.
+    """The manifest of all parts together, in the order of the nodes: each node makes the same one.
 
     Raises BadCheckpoint if they do not go together.
     """

@@ -34,7 +34,7 @@ class StoredCheckpoint(Protocol):
 
     @property
     def place(self) -> Path | str:
-        """The directory or URL below which its manifest lies."""
+        """The directory or URL below which its manifest is."""
 
     @property
     def path(self) -> Path | str:

@@ -91,7 +91,7 @@ class AgentPeers:
         return self._server.port
 
     def assume(self, round: PeerRound) -> bool:
-        """Take part in a new round, and serve whoever knows its secret; whether agents of the last one are gone."""
+        """Take part in a new round, and serve agents with its secret; returns whether agents of the last are gone."""
         with self._lock:
             former = {peer.id for peer in self.round.peers} if self.round else set()
             self.round, self._common, self._risks = round, {}, {}

@@ -21,7 +21,7 @@ from fastckpt.errors import ProtocolError
 
 T = TypeVar("T")
 EACH = 10
-"""Common saves from one whose files are compared to the next."""
+"""Common saves from one comparison of files to the next."""
 SHORTEST_WAIT, LONGEST_WAIT = 0.2, 10.0
 """Seconds that a report waits for another answer than the one that its agent knows."""
 EACH_WAIT = 0.004
@@ -87,7 +87,7 @@ class CommonSave:
     Attributes:
         id: The newest save that all nodes hold and keep; None if there is none.
         next: The one that is to be it next, which every node has to keep, too; None for none.
-        compare: The save whose files every agent is to digest, so that they can be compared; None for none.
+        compare: The save of which every agent is to digest the files, so that they can be compared; None for none.
         alike: Whether the files that each node has of its own were equal when they were last compared; None if they
             were not in this round.
         is_replicated: True if no node has the only copy of a file of that newest save.

@@ -1,4 +1,4 @@
-"""Files of a save from one agent's memory to another's: the requests, and who answers them.
+"""Files of a save from one agent's memory to another's: the requests, and their handlers.
 
 A request names directory, save and attempt. The answer to `LIST` has the save's files on that agent; that to `GET` is
 the size of a file, its bytes, and then the digest of the sent bytes.
@@ -222,7 +222,7 @@ def fetch(connection: SealedConnection, save: SaveName, name: str, size: int, ro
 
 
 def received(connection: SealedConnection, fd: int, size: int) -> str:
-    """Receive the bytes of a file whose memory, or disk, is there; returns their xxh3-128.
+    """Receive the bytes of a file with allocated memory, or disk; returns their xxh3-128.
 
     Raises OSError or ProtocolError, and, once all have been received, ArenaTooSmall if a disk has not taken them.
     """

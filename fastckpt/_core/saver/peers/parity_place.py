@@ -113,7 +113,7 @@ class ParityPlace:
             old += os.pwrite(self._descriptor, data[old:], start + old)
 
     def _add_on_disk(self, start: int, data: memoryview, old: int) -> None:
-        """Do so without a mapping: a disk that fails would kill who writes to one."""
+        """Do so without a mapping: a disk that fails would kill a process that writes to one."""
         block = bytearray(min(ON_DISK, len(data)))
         try:
             for offset in range(0, len(data), ON_DISK):

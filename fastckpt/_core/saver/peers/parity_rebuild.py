@@ -76,7 +76,7 @@ def serve_rebuilt(
     Raises FastckptError if it cannot be rebuilt, and OSError, which ends the connection, amid the bytes.
 
     Args:
-        connection: To who asks.
+        connection: To the agent that asks.
         save: The save.
         request: Its message.
         parity: The parity that this node holds.

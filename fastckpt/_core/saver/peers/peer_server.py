@@ -1,4 +1,4 @@
-"""Serves the agents of other nodes: files in this node's memory, and messages, to whoever knows the job's secret."""
+"""Serves the agents of other nodes that know the job's secret: files in this node's memory, and messages."""
 
 import contextlib
 import logging
@@ -51,7 +51,7 @@ class PeerServer:
         self._start(self._serve)
 
     def set_secret(self, secret: bytes) -> None:
-        """Serve whoever proves to know this; before it is set, nobody is served."""
+        """Serve peers that prove to know this; before it is set, no peer is served."""
         self._secret = secret
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class PeerServer:
             self._turns.acquire()
             try:
                 self._accept()
-            # Such as no descriptor, or no thread: whoever comes later is served.
+            # Such as no descriptor, or no thread: later peers are served.
             except (OSError, RuntimeError) as error:
                 self._turns.release()
                 if not self._ended.wait(PAUSE):

@@ -164,7 +164,7 @@ class ReplicaSender:
         return self._digests[1]
 
     def _skip(self, held: HeldSave, large: dict[str, int], why: str, round: PeerRound) -> None:
-        """Count a save whose copies are left out, once, and warn once of each kind of trouble."""
+        """Count a save without copies, once, and warn once of each kind of trouble."""
         if self._skipped == (held.id, held.attempt):
             return  # the other nodes have not done with it, so it was tried again
         self._skipped = held.id, held.attempt

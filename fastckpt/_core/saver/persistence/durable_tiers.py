@@ -80,7 +80,7 @@ class DurableTiers:
 
     @property
     def awaited(self) -> Record | None:
-        """The record of those for whom `open` waits; None if it does not wait."""
+        """The record of the job that `open` waits for; None if it does not wait."""
         return next((record for tenure in self._tenures if (record := tenure.awaited)), None)
 
     def may_return(self) -> bool:

@@ -16,7 +16,7 @@ from fastckpt.errors import PersistError, PlaceInUse
 logger = logging.getLogger("fastckpt")
 
 STALE = 20.0
-"""Seconds without a renewal, by the clock of who looks, after which its holder counts as dead."""
+"""Seconds without a renewal, by the reader's clock, after which its holder counts as dead."""
 PATIENCE = 60.0
 """Seconds for which a job waits for another one that lives."""
 PAUSE = 1.0
@@ -72,7 +72,7 @@ class Vigil:
         looked = time.monotonic()
         newest = self._store.histories.read(self.number) if self.number else None
         now = time.monotonic()
-        # Who was found to be dead is so as long as its record stays as it was, however late the next look is.
+        # A holder that was found dead stays dead as long as its record is unchanged, however late the next look is.
         if newest is None or newest == self._gone or self._may_follow(newest):
             self.record = newest
             return True

@@ -48,7 +48,7 @@ class Party:
             return token == record.token
         if record.location != self.location:
             return False
-        # A half has members of the round before, and so has the other one: of this round is only who opens for it.
+        # Both halves have members of the round before: only the agent that opens for this round is of it.
         return record.launch == self.launch or (
             record.launch == self.first if self.first else self.launch in record.members
         )

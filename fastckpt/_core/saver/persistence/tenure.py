@@ -130,7 +130,7 @@ class Tenure:
 
     @property
     def awaited(self) -> Record | None:
-        """The record of others for whom `enter` waits, if they save for the same directory; None if it does not."""
+        """The record that `enter` waits for, if its job saves for the same directory; None if it does not wait."""
         newest = vigil.record if (vigil := self._vigil) else None
         is_of_others = newest is not None and newest.location == self._party.location
         return newest if is_of_others and newest and not self._party.is_of_job(newest) else None
@@ -202,7 +202,7 @@ class Tenure:
                 self._open(opening)
             elif self._passed is not None and time.monotonic() - self._looked > RENEWAL:
                 self._look()  # this process may not have been let run
-            self._is_ours = True  # who saves has waited for strangers: from now on others are other nodes
+            self._is_ours = True  # this job has waited for strangers: from now on others are other nodes
         # Outside the lock: a look through all checkpoints may take long, and the record must be renewed meanwhile.
         if self._is_new:
             self._look_behind(opening)

@@ -1,4 +1,4 @@
-"""Checkpoints that something else wrote to a directory: a job that passed over them would start afresh beside them."""
+"""Checkpoints of other libraries in a directory: a job that passed over them would start afresh beside them."""
 
 import os
 import re
@@ -17,7 +17,7 @@ LIGHTNING, DEEPSPEED, MEGATRON = "Lightning", "DeepSpeed", "Megatron"
 TRAINER, ACCELERATE = "transformers' Trainer", "accelerate"
 
 _STEP = re.compile(r"(?:.*[-_=a-z])?[0-9]+", re.IGNORECASE)
-"""Name of a directory of one step, by whatever library."""
+"""Name of a directory of one step, by any library."""
 _MARKS = {
     TRAINER: re.compile(r"trainer_state\.json"),
     DEEPSPEED: re.compile(r"(?:mp_rank_\d+|zero_pp_rank_\d+_mp_rank_\d+|layer_\d+.*)_(?:model|optim)_states\.pt"),

@@ -28,7 +28,7 @@ class DirectoryIdentity(NamedTuple):
 
 
 def parsed(text: str) -> str:
-    """A mark that was read; "" for an empty or torn one: whoever wrote it died, and nobody has seen it."""
+    """A mark that was read; "" for an empty or torn one: its writer died, and nobody has seen it."""
     return text if _MARK.fullmatch(text) else ""
 
 

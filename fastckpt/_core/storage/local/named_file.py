@@ -100,7 +100,7 @@ def remove_named(layout: Layout, stored: Stored) -> None:
     if _has_model(layout.files, path, layout.files, stored.place / MODEL):
         layout.files.unlink(path)
     if layout.files.is_directory(path.parent):
-        layout.files.sync(path.parent)  # one who died may have removed it, but not durably
+        layout.files.sync(path.parent)  # a dead writer may have removed it, but not durably
 
 
 def link_within(layout: Layout, place: Path, name: str) -> None:

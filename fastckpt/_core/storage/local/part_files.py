@@ -64,7 +64,7 @@ class PartFiles:
         return [n for n in range(self._share.nodes) if name_of(n) not in there or not self._part(n)]
 
     def publish(self) -> Manifest | None:
-        """Make it one checkpoint if all parts are there; its manifest once it is one, whoever published it.
+        """Make it one checkpoint if all parts are there; its manifest once it is one, published by any node.
 
         Raises:
             OSError: Storage refused. The parts stay, and older checkpoints are as they were.
@@ -82,7 +82,7 @@ class PartFiles:
                 commit.finish(manifest)
             if manifest is None:
                 return None
-            files.sync(self._home.parent)  # who published it may have died before that
+            files.sync(self._home.parent)  # its publisher may have died before that
             if mine:
                 if named:
                     named.put_of(self._home / MODEL)

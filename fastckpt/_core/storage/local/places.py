@@ -35,7 +35,7 @@ def relocate(layout: Layout, source: Path, target: Path) -> None:
 
 
 def make_room(layout: Layout, place: Path, old: Manifest, new: Manifest) -> None:
-    """Remove a checkpoint that another took the place of; one that its history passed over is kept beside it."""
+    """Remove a replaced checkpoint; one that the new one's history passed over is kept beside it."""
     if old.id not in passed_over(new.details):
         drop(layout, place)
         return

@@ -32,7 +32,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
     manifest = ours(place)
     name = f"{manifest.id.history}-{manifest.id.step}" if manifest else place.name
     if is_directory:
-        layout.files.unlink(place / WHY)  # of one who died before the move, or that came back with the place
+        layout.files.unlink(place / WHY)  # of a writer that died before the move, or that came back with the place
         layout.files.write_text(place / WHY, _text(layout, place, manifest, why))
         layout.files.sync(place)
     aside = layout.draft(f"quarantine-{name}")

@@ -146,7 +146,7 @@ def _settle_retired(layout: Layout, reader: CheckpointReader, *, restores: bool 
             continue
         if not restores:
             continue
-        if home in whole:  # an older one took its place: whoever published that had not seen it
+        if home in whole:  # an older one took its place: its publisher had not seen this one
             drop(layout, home)
         layout.files.remove_empty(home)  # of one that was taken apart
         if not layout.files.exists(home):

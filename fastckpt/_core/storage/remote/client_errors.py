@@ -12,7 +12,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class ExplainedErrors(AbstractContextManager[None]):
-    """Turns whatever a protocol's client raises, of which there is no list, into a PersistError with the remedy."""
+    """Turns any error of a protocol's client, of which there is no list, into a PersistError with the remedy."""
 
     def __init__(self, deed: str, url: str) -> None:
         self._deed = deed

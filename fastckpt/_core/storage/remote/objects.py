@@ -42,7 +42,7 @@ class Creation(Enum):
 
 
 class Objects:
-    """The objects under one URL; names are relative to it. Errors are whatever the protocol's client raises."""
+    """The objects under one URL; names are relative to it. Errors are those of the protocol's client."""
 
     def __init__(self, url: str) -> None:
         """Raise ConfigError if nothing that is installed opens such a URL."""
