@@ -46,7 +46,7 @@ class StepClock:
         return before
 
     def begin_forward(self, part: int = FORWARD) -> None:
-        """Begin the forward, or the wait in which it begins: time since the last backward or step was for data."""
+        """Begin the forward, or the wait in which it begins: time before it was for data, unless a loader is seen."""
         self.enter(part)
         self._settle(REST if self.fetches else DATA)
 

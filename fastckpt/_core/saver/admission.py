@@ -117,7 +117,7 @@ class _Wait:
         self._owner = owner
 
     def _end(self, owner: Owner) -> None:
-        """Kill an agent that is stopped, or waits without an answer: its memory outlives it."""
+        """Kill an agent that is stopped, or hangs: its memory outlives it."""
         self._victim = None
         if owner.process is not None and owner.process.kill():
             logger.warning(

@@ -13,7 +13,7 @@ from fastckpt.errors import FastckptError
 NEVER = SaveId(LARGEST, LARGEST)
 """Next save of a writer that has left: none."""
 REMEMBERED = 16
-"""Saves that are remembered of each rank, at most."""
+"""Saves that are remembered, at most: of each rank, and with the rank that began them first."""
 CLOSED = "has closed"
 """Departure of a writer that deregistered."""
 ENDED = "has ended without closing its checkpointer"
