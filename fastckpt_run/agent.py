@@ -151,7 +151,7 @@ class FastckptAgent(HookedAgent):
     def _finish(self, signals: int, outcome: str) -> None:
         self._status.is_stored = False  # not known to be: a further signal may come at any line
         try:
-            # From here on: a further signal that raised in what comes before the flush would leave that out.
+            # From here on: a further signal that raised before the flush would skip it.
             with signals_counted(signals) as received:
                 self._peers.close()
                 self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
@@ -200,7 +200,7 @@ class FastckptAgent(HookedAgent):
             self._peers.meet(group)
             if self._checked_with_others():
                 return True
-        except RuntimeError:  # the base of what torch raises about stores
+        except RuntimeError:  # the base of torch's errors about stores
             if not isinstance(handler, FastckptRendezvousHandler) or not handler.ends_soon():
                 raise
             if handler.is_given_up():
@@ -294,7 +294,7 @@ class FastckptAgent(HookedAgent):
         return with_cause(deaths, self._watch, cause, lambda: bool(self._elsewhere()), patience)
 
     def _elsewhere(self) -> str:
-        """Describe what another node did before the workers of this one failed; empty if that is not known."""
+        """Describe why another node ended the round before these workers failed; empty if that is not known."""
         group = self.get_worker_group()
         return _elsewhere(group.spec.rdzv_handler) if (group.group_world_size or 1) > 1 else ""
 
@@ -313,7 +313,7 @@ class FastckptAgent(HookedAgent):
         return are_killed
 
     def _judge(self, result: RunResult, deaths: Sequence[Death]) -> RunResult:
-        """Decide what follows from workers that failed, or must be stopped."""
+        """Decide how to go on after workers that failed, or must be stopped."""
         if result.state == WorkerState.UNHEALTHY or (result.state == WorkerState.HEALTHY and self._saver.lost):
             return self._stop_at_once()
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
@@ -372,7 +372,7 @@ class FastckptAgent(HookedAgent):
     def restart_workers(self, proceed: Callable[[], None]) -> None:
         """Restart the workers; each restart has a number of its own."""
         worker_group = self.get_worker_group()
-        # What `proceed` does: `stop_workers` (kill, reap, pin and flush),
+        # `proceed` is torch's restart: `stop_workers` (kill, reap, pin and flush),
         # `meet` (a rendezvous with an empty store), `start_workers`.
         if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait, and spends no restart
             self._restarts.interrupted()
@@ -401,7 +401,7 @@ class FastckptAgent(HookedAgent):
             logger.exception("the newest checkpoint in memory could not be pinned; the job goes on")
 
     def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
-        """End the workers, and kill what is left of their process groups."""
+        """End the workers, and kill the rest of their process groups."""
         if signalled:  # workers may take long to end, and SIGKILL may follow the signal
             self._attempt(partial(self._saver.flush, ends=True))
         proceed()

@@ -52,7 +52,7 @@ def _start(command: str, module: str) -> None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Do not look for garbage among what is imported in here, and never later: all of it stays."""
+    """Exclude modules imported in here from garbage collection, now and later: all of them stay."""
     # torch makes half a million objects, through which Python's collector goes again and again: a third of the time.
     gc.disable()
     try:

@@ -82,5 +82,5 @@ class ExitStatus:
         ending = self.ending or ending
         if not self.fast:
             return ending.code
-        # A job that is started elsewhere would repeat, without a word, what is in the memory here alone.
+        # A job that is started elsewhere would silently repeat steps whose save is in this memory alone.
         return NOT_STORED if ending.fast == START_AGAIN and not self.is_stored else ending.fast

@@ -115,7 +115,7 @@ def awaited(one: Recovery | Failure) -> str:
 
 
 def where(one: Recovery | Failure) -> str:
-    """The host on which it failed, and the file that has what it wrote to stderr, if there is one."""
+    """The host on which it failed, and the file that has its stderr, if there is one."""
     return f"on {one.host}" + (f", log {one.log}" if one.log else "")
 
 

@@ -22,11 +22,11 @@ _COMPUTES = re.compile(r".*python.*|[a-z]*sh|")
 """Names of programs that may go on with a worker's work: they are killed at once. Shells start others."""
 _PAUSE = 0.002
 _ROUNDS = 20
-"""Looks for what was forked meanwhile, before all of a group is killed."""
+"""Looks for processes that were forked meanwhile, before all of a group is killed."""
 
 
 def kill_group(leader: int) -> None:
-    """Kill the unreaped child ``leader``, and what it has started, but for programs that clean up."""
+    """Kill the unreaped child ``leader`` and its descendants, but for programs that clean up."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(leader, signal.SIGKILL)
     kill_members([leader])
@@ -40,7 +40,7 @@ def kill_children(pids: Collection[int]) -> None:
 
 
 def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bool]:
-    """Kill what is in the groups of workers that are dead or dying, but for programs that clean up.
+    """Kill the processes in the groups of dead or dying workers, but for programs that clean up.
 
     Returns those that may live for a moment, and whether the next workers wait for each: the killed, resource trackers.
 
@@ -68,7 +68,7 @@ def kill_members(groups: Collection[int], program: str = "") -> dict[Process, bo
 def members_of(groups: Collection[int], program: str = "") -> dict[Process, bool | None]:
     """The living processes in these groups, but for the leaders.
 
-    For each, whether it is a resource tracker or another program that cleans up; None for what computes.
+    For each, whether it is a resource tracker or another program that cleans up; None for one that computes.
     """
     if not any(map(_has_members, groups)):
         return {}
@@ -81,8 +81,8 @@ def members_of(groups: Collection[int], program: str = "") -> dict[Process, bool
 class LeftProcesses:
     """Programs that dead workers have left: each ends by itself within a moment, or is killed.
 
-    What computes, such as the workers of a data loader, is killed at once: it holds ports, devices and memory. Resource
-    trackers wait for that, and then remove segments that nobody has any more.
+    Processes that compute, such as workers of a data loader, are killed at once: they hold ports, devices and memory.
+    Resource trackers wait for that, and then remove segments that nobody has any more.
 
     Args:
         program: Command that the workers run, if it is one.
@@ -96,7 +96,7 @@ class LeftProcesses:
         self._end = 0.0
 
     def leave(self, groups: Collection[int]) -> None:
-        """Kill what is left of the groups of reaped workers; programs have a moment, beside what follows."""
+        """Kill the rest of the groups of reaped workers; programs have a moment, concurrently with the next steps."""
         if self._groups == {*groups}:
             return  # the end of a job comes twice
         self.close(at_once=True)
@@ -139,7 +139,7 @@ def _has_members(group: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # what is left of it runs as another user
+        pass  # it still runs, as another user
     return True
 
 

@@ -73,7 +73,7 @@ _ENDINGS: dict[type[BaseException], Ending] = {
     KeyboardInterrupt: Ending.STOPPED,
 }
 """The cause of the agent's end by the error that it raised: the first kind that fits."""
-# What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
+# Errors that torch raises in these are about the user's arguments; others are faults, and need their traceback.
 _READERS = (
     require_positive,
     torchrun.get_args_parser,

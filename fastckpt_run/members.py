@@ -79,7 +79,7 @@ def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_
     """
     if group_world_size == 1:
         return with_slots([own])
-    # The first collects and answers all: no agent reads what each other has written.
+    # The first collects and answers all: no agent reads the record of each other.
     store.set(f"{_LIST}/{group_rank}", json.dumps(asdict(own)))
     if group_rank == 0:
         keys = [f"{_LIST}/{rank}" for rank in range(group_world_size)]

@@ -66,7 +66,7 @@ GROUPS = {
         "slow_ranks": "",
     },
 }
-"""The settings by what they are about, with the value of each option; a switch takes nothing."""
+"""The settings by subject, with the value of each option; a switch takes nothing."""
 USAGE = "fastckpt-run [OPTION ...] [TORCHRUN OPTION ...] SCRIPT [ARGUMENT ...]"
 DESCRIPTION = """\
 Launch a script as torchrun does, with checkpoints in shared memory.
@@ -228,7 +228,7 @@ class OptionText:
     """The description of an option, from the docstring of Settings.
 
     Attributes:
-        usage: The option, with what it takes: ``--fast-slots N``, ``--fast-[no-]flush``.
+        usage: The option and its value: ``--fast-slots N``, ``--fast-[no-]flush``.
         default: As people write it; empty for none.
         summary: A sentence, without the point.
         details: The sentences that follow; may be empty.

@@ -1,4 +1,4 @@
-"""The agents of the other nodes: who they are in each round, what the saver learns of them, and who of them is lost."""
+"""The agents of the other nodes: the members of each round, the saver's view of them, and the lost ones."""
 
 import logging
 import secrets
@@ -42,7 +42,7 @@ class PeerAgents:
     Args:
         settings: Settings of the job.
         handler: Rendezvous handler of the agents.
-        saver: Gives other agents what it holds, and fetches from them.
+        saver: Serves its checkpoints to other agents, and fetches from them.
         met: Called with each round of several agents, and each that follows one.
     """
 
@@ -104,7 +104,7 @@ class PeerAgents:
         if size := self._settings.parity:
             group = next(group for group in grouped(nodes, size) if self._own.id in group)
             self._own = replace(self._own, partners=group)
-            # Of two agents that lose their memory together none can rebuild what the other had.
+            # Of two agents that lose their memory together none can rebuild the other's files.
             members = [peer for peer in peers if peer.id in group]
             is_possible = len({peer.memory for peer in members}) == len(members) > 1
             partners = [peer for peer in members if peer.id != self._own.id] if is_possible else []

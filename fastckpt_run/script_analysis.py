@@ -1,4 +1,4 @@
-"""Static analysis of a training script: what it imports, in which order, and what its modules do to the environment."""
+"""Static analysis of a training script: its imports, in order, and its modules' changes of the environment."""
 
 import ast
 import sys
@@ -148,7 +148,7 @@ class _Walk:
         self.compiles = self.compiles or any(map(_compiles, ast.walk(tree)))
         functions = {f.name: set(_sets(f)) for f in tree.body if isinstance(f, ast.FunctionDef)}
         for statement in statements(tree.body):
-            # A variable matters if it is set before a later import: what is pending now precedes this one.
+            # A variable matters if it is set before a later import: the pending ones precede this one.
             if found := list(_imports(statement, self._package(path))):
                 self.sets |= self._pending
             for module, names in found:

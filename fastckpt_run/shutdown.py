@@ -41,7 +41,7 @@ def close_with_timeout(
     threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
     timeout = flush_timeout + _MARGIN
     end = time.monotonic() + timeout
-    # Short waits: a signal's handler runs within one, and only this loop acts on what it has counted.
+    # Short waits: a signal's handler runs within one, and only this loop acts on its count.
     while not closed.wait(_TICK):
         if len(signals) >= SIGNALS_TO_GIVE_UP:
             given_up.set()

@@ -47,7 +47,7 @@ SIGNAL_HANDLER: Any = _terminate_process_handler
 
 
 class HookedAgent(LocalElasticAgent):
-    """torch's agent with a public hook in place of each private method that it calls; `proceed` is what torch does."""
+    """torch's agent with a public hook in place of each private method that it calls; `proceed` is torch's own."""
 
     @property
     def context(self) -> PContext | None:
@@ -149,7 +149,7 @@ class BoundSubprocessHandler(SubprocessHandler):
         )
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Same as torch's; SIGKILL is for the worker alone, as `LeftProcesses` ends what it leaves."""
+        """Same as torch's; SIGKILL is for the worker alone, as `LeftProcesses` ends its descendants."""
         if death_sig != signal.SIGKILL:
             super().close(death_sig)
             return
@@ -321,7 +321,7 @@ def without_waits(handler: RendezvousHandler) -> Iterator[None]:
 
 
 def stop_heartbeats(handler: RendezvousHandler, timeout: float) -> bool:
-    """Stop what torch lets go on after a signal; False if it does not end in ``timeout`` seconds.
+    """Stop heartbeats, which torch continues after a signal; False if they do not end in ``timeout`` seconds.
 
     A heartbeat is in C++ most of the time, and perhaps waits there for a store that is gone. A thread that comes back
     from there while Python ends has its stack unwound, which aborts the process.

@@ -1,4 +1,4 @@
-"""Worker processes of the agent: what they run, how they are asked to end, and how they are killed."""
+"""Worker processes of the agent: their program, the request to end, and the kill."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Kills in a running job, one after the other, each with a wait for what comes back."""
+"""Kills in a running job, one after the other, each with a wait for the recovery."""
 
 import random
 import signal
@@ -143,13 +143,13 @@ class ChaosRun:
         self._last_pids = [agent.process.pid for agent in self._agents] or self._last_pids
         return self._agents
 
-    # --- a kill and what follows
+    # --- a kill and its outcome
 
     def _one_kill(self) -> None:
-        # 1. what counts now   2. the victims, which are who they were   3. the signal   4. how far the job was, from
+        # 1. checkpoints that count   2. the victims, which are who they were   3. the signal   4. the job's step, from
         # memory that nobody writes any more   5. the bytes in memory, before workers can replace them   6. the wait
         items = whole_items(self._job.location, str(self._job.shm_dir))
-        # Of several nodes, this one's memory may hold what others do not.
+        # Of several nodes, this one's memory may hold a save that others do not.
         counting = [item for item in items if self._job.nodes == 1 or item.tier != "memory"]
         newest = next((item for item in counting if item.id), None)
         agent = self._random.choice(self._agents)
@@ -199,7 +199,7 @@ class ChaosRun:
         return local_rank
 
     def _wait_for_steps(self, kill: KillOutcome, agent: LocalAgent, instant: float) -> None:
-        """Wait until all ranks have taken a step since the kill, and record what they resumed."""
+        """Wait until all ranks have taken a step since the kill, and record the resumed checkpoint."""
         end, since = time.monotonic() + self._plan.limit, int(instant * 1e9)
         gone_since = 0.0
         while True:
@@ -236,7 +236,7 @@ class ChaosRun:
         kill.restarts_left = self._restarts_left()
 
     def _record_end(self, kill: KillOutcome, instant: float) -> None:
-        """Record what is known of a kill after which the job has ended: it may have come back, and been done soon."""
+        """Record the outcome of a kill after which the job has ended: it may have come back, and been done soon."""
         how = self._last_words()
         found = self._resumes(instant)
         first = [event for event in self._job.events.since(instant) if event["event"] == "first_step"]

@@ -22,7 +22,7 @@ class JobEvents:
         self._logs: dict[Path, GrowingLog] = {}
 
     def grow(self) -> None:
-        """Read what is new."""
+        """Read new events."""
         paths = list[Path]()
         if self._folder is not None:
             with contextlib.suppress(OSError):  # nobody has written one yet

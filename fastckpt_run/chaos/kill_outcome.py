@@ -1,4 +1,4 @@
-"""The outcome of one kill: what it hit, what had been saved, and what came back."""
+"""The outcome of one kill: its victims, the newest checkpoint before it, and the resumed one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ KINDS = (RANK, AGENT, NODE)
 
 @dataclass
 class KillOutcome:
-    """One kill, and what followed.
+    """One kill, and its outcome.
 
     Attributes:
         number: Number of the kill, from 1.
@@ -29,7 +29,7 @@ class KillOutcome:
         tiers: Tiers in which the ranks found it.
         fresh: True if the workers began without a checkpoint.
         lost: Steps that were taken again.
-        digests: EQUAL, DIFFERENT or UNKNOWN: the bytes of what was resumed, by all that is known of them.
+        digests: EQUAL, DIFFERENT or UNKNOWN: the resumed bytes, compared with every record of them.
         digests_of: Files that were compared, or why none were.
         restarts_left: Restarts that the job still has; None if that is not known.
         trouble: Reason why nothing came back; empty if something did.
@@ -57,7 +57,7 @@ class KillOutcome:
 
     @property
     def fault(self) -> str:
-        """Description of what did not come back; empty if all did, or if nobody waited for it."""
+        """Description of the failed recovery; empty if all came back, or if nobody waited for it."""
         if self.trouble or self.stopped:
             return self.trouble
         if self.resumed is None:
@@ -97,7 +97,7 @@ class ChaosSummary:
 
     @property
     def faults(self) -> list[str]:
-        """Return what did not come back, by kill, and an end of the job that was no success."""
+        """Return the failed recoveries, by kill, and an end of the job that was no success."""
         found = [f"kill {kill.number}: {kill.fault}" for kill in self.kills if kill.fault]
         if self.job and self.job != "succeeded":
             found.append(f"the job has ended: {self.job}")

@@ -1,4 +1,4 @@
-"""Compares the bytes of a checkpoint at a kill with those that were recorded of it, and with what storage has of it."""
+"""Compares a checkpoint's bytes at a kill with its recorded digests, and with its files on storage."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 LARGEST = 8 << 30
 """Bytes that are digested after a kill, at most: more would take the job's own memory bandwidth for seconds."""
 DURABLE = 5.0
-"""Seconds for which a flush of what was resumed is waited for, to compare it with."""
+"""Seconds to wait for a flush of the resumed checkpoint, to compare it with."""
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 Digests = Mapping[str, str]
 
@@ -63,7 +63,7 @@ def compare(location: str, shm_dir: str, resumed: SaveId, at_kill: Digests) -> t
 
 
 def _read_now(items: list[InventoryItem]) -> dict[str, dict[str, str]]:
-    """The digests of what storage has."""
+    """The digests of the stored files."""
     stored = next((item for item in items if item.tier == "storage" and item.size <= LARGEST), None)
     if stored is None:
         return {}

@@ -118,7 +118,7 @@ def _ancestors() -> Iterator[int]:
 
 
 def _why_none(location: str, shm_dir: str, events: JobEvents) -> str:
-    """The reason why there is no job, in words, with what can be done."""
+    """The reason why there is no job, in words, with a remedy."""
     held = [entry for entry in _census(shm_dir) if entry.directory == location and entry.state is ArenaState.IN_USE]
     if held:
         who = held[0].owner or "a process that did not sign"

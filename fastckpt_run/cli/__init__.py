@@ -1,4 +1,4 @@
-"""The command `fastckpt`: looks at checkpoints, jobs and nodes, changes checkpoints, and tries what comes back."""
+"""The command `fastckpt`: looks at checkpoints, jobs and nodes, changes checkpoints, and tries recovery."""
 
 from collections.abc import Mapping, Sequence
 

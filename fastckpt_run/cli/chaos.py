@@ -1,4 +1,4 @@
-"""`fastckpt chaos`: kills in a running job, and what came back after each."""
+"""`fastckpt chaos`: kills in a running job, and the recovery after each."""
 
 import signal
 from dataclasses import asdict

@@ -19,7 +19,7 @@ from fastckpt_run.node_check.check_process import CheckProcess
 from fastckpt_run.node_check.local_checks import DEADLINE, KINDS, LocalChecks
 
 LONGEST = 80
-"""Characters of the first line: what node-problem-detector takes of an output by default."""
+"""Characters of the first line: node-problem-detector's limit for an output by default."""
 
 
 def _limit(_: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`fastckpt doctor`: what is configured on this host, for a checkpoint directory and for a rendezvous."""
+"""`fastckpt doctor`: the configuration of this host, for a checkpoint directory and for a rendezvous."""
 
 import socket
 from collections import Counter

@@ -115,7 +115,7 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Have signals that would end the process at once remove first what it has not finished."""
+    """Have signals that would end the process at once remove its unfinished files first."""
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -158,7 +158,7 @@ def number(value: float | None) -> float | str | None:
 
 
 def plain(text: str) -> str:
-    """A text without what a terminal would obey: names and reasons may come from a stranger's file."""
+    """A text without control characters for the terminal: names and reasons may come from a stranger's file."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 

@@ -166,7 +166,7 @@ def _of_checkpoint(text: str, settings: Settings, *, writes: bool) -> "tuple[Che
         place = Path(next(iter(sizes.source.files.values())).path).parent
         return sizes, Observed(write_rate=_write_rate(place, sizes.total, writes=writes), free=free, total=total)
     inventory = take(sizes.location, settings.arenas)
-    # What its own arena takes is there for it again.
+    # The memory of its own arena is there for it again.
     free, total = _memory(settings, sum(arena.size for arena in inventory.arenas))
     report = _report(inventory.location)
     costs, nodes = report or (None, None)

@@ -75,7 +75,7 @@ class WorkStage:
 
 
 class TerminalOutput:
-    """The terminal at a descriptor, as far as a line of progress needs it; what is not a method of rich's is ours."""
+    """The terminal at a descriptor, as far as a line of progress needs it; methods that rich's lacks are ours."""
 
     def __init__(self, descriptor: int, encoding: str) -> None:
         self.encoding = encoding
@@ -182,7 +182,7 @@ class ProgressLine:
     def clear(self) -> None:
         """Leave an empty line, with the cursor at its begin."""
         if self._is_drawn and self._terminal.is_ready():
-            # Of a terminal that has become narrower, what it has wrapped into other lines stays.
+            # A terminal that has become narrower has wrapped text into other lines, where it stays.
             self._terminal.write("\r" + " " * (self._terminal.columns() - 1) + "\r")
 
     def _rendered(self, stage: WorkStage, width: int) -> str:
@@ -194,7 +194,7 @@ class ProgressLine:
         free = width - len(stage.deed) - len(amounts) - 4
         if free < SHORTEST_BAR:
             return f"{stage.deed}  {amounts}"[:width].ljust(width)
-        # What is left is of another length each time: the bar must not jump with it.
+        # The free width changes each time: the bar must not jump with it.
         length = max(SHORTEST_BAR, free // 5 * 5)
         with self._console.capture() as capture:
             self._console.print(ProgressBar(stage.total, done, length), end="")

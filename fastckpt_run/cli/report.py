@@ -1,4 +1,4 @@
-"""`fastckpt report`: what happened in all launches of a job, and where the time went."""
+"""`fastckpt report`: the events of all launches of a job, and the causes of its lost time."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path

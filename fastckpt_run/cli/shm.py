@@ -1,4 +1,4 @@
-"""`fastckpt shm`: the shared memory of jobs on this host, and the removal of what nobody owns."""
+"""`fastckpt shm`: the shared memory of jobs on this host, and the removal of unowned arenas."""
 
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def _remove(entry: ArenaEntry, *, force: bool, yes: bool) -> str:
     """Remove an arena, unless this is a dry run; return the outcome in words."""
     if entry.state in (ArenaState.IN_USE, ArenaState.FOREIGN):
         return f"kept: {entry.state}"
-    # What an earlier boot left in memory is gone, whatever a file system that is no tmpfs still shows.
+    # Memory of an earlier boot is gone, whatever a file system that is no tmpfs still shows.
     forced = force or entry.state is ArenaState.OLD_BOOT
     if entry.newest is not None and not forced:
         return f"kept: it holds {entry.newest}, which may be nowhere else; --force removes it"

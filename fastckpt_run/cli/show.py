@@ -1,4 +1,4 @@
-"""`fastckpt show`: what a checkpoint consists of, without loading it."""
+"""`fastckpt show`: the contents of a checkpoint, without loading it."""
 
 from typing import Any
 

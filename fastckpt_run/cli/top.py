@@ -134,7 +134,7 @@ def _at(page: str, host: str) -> str:
 
 
 def fetch(url: str) -> dict[str, Any]:
-    """The state of the job; raises NoAnswer, or ConfigError if what answers is no page of a job."""
+    """The state of the job; raises NoAnswer, or ConfigError if the answer is no page of a job."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the agent is near: no proxy knows it
     try:
         with opener.open(f"{url}/status.json", timeout=TIMEOUT) as answer:

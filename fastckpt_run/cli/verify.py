@@ -1,4 +1,4 @@
-"""`fastckpt verify`: reads every byte, and finds what is not as it was saved."""
+"""`fastckpt verify`: reads every byte, and finds files that are not as they were saved."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`fastckpt which`: what a resume would take, and why nothing else."""
+"""`fastckpt which`: the checkpoint that a resume would take, and why no other one."""
 
 from typing import Any
 

@@ -192,7 +192,7 @@ class NeighborWatch:
             await asyncio.sleep(PAUSE)
 
     async def _receive(self, link: AuthenticatedLink, member: str) -> None:
-        """Receive what comes over a link; raises OSError when that is closed."""
+        """Receive messages over a link; raises OSError when that is closed."""
         self._links.add(link)
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Probes of one member: whether its agent answers, and if not, what is wrong with it."""
+"""Probes of one member: whether its agent answers, and if not, its fault."""
 
 import asyncio
 import time
@@ -10,8 +10,8 @@ PROBE, ASK = "probe", "ask"
 PAUSE = 0.1
 """Seconds between two attempts to reach a member."""
 CONNECT = 0.15
-"""Seconds in which its kernel has to accept a connection; after that there is another attempt, for what is sent while a
-link is down is lost, and the kernel sends it again only after a second."""
+"""Seconds in which its kernel has to accept a connection; then comes another attempt, for packets that are sent while
+a link is down are lost, and the kernel sends them again only after a second."""
 
 
 class State(StrEnum):

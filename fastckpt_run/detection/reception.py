@@ -31,7 +31,7 @@ class Reception:
     Args:
         secret: Of the job.
         own_id: The id of this member.
-        serve: Called with each connection and what it is for; the connection is closed at the end.
+        serve: Called with each connection and its purpose; the connection is closed at the end.
         listener: A socket that listens; see `listener.listen`.
 
     Attributes:

@@ -33,7 +33,7 @@ _FAREWELL = 5.0
 
 
 class WatchProcess:
-    """Has a process watch the other agents of a job; see `NeighborWatch` for what it does and for the arguments.
+    """Has a process watch the other agents of a job; see `NeighborWatch` for its work and for the arguments.
 
     The agent holds the socket at which the process listens: while that starts again, the kernel accepts connections.
 
@@ -87,7 +87,7 @@ class WatchProcess:
         self._listener.close()
 
     def _begin(self) -> None:
-        """Start the process, with what it has to know."""
+        """Start the process, with its arguments."""
         self._socket, theirs = socket.socketpair()
         ours = str(Path(__file__).parents[2])
         with theirs:

@@ -24,7 +24,7 @@ logger = logging.getLogger("fastckpt.launcher")
 
 
 class AgentChannel(logging.Handler):
-    """The connection to the agent: objects of JSON, one a line. As a handler, it has the agent log what is logged."""
+    """The connection to the agent: objects of JSON, one a line. As a handler, it has the agent log each record."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()

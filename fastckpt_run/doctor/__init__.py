@@ -1,1 +1,1 @@
-"""Checks of `fastckpt doctor`: what is configured on this host, for a checkpoint directory and for a rendezvous."""
+"""Checks of `fastckpt doctor`: the configuration of this host, for a checkpoint directory and for a rendezvous."""

@@ -84,6 +84,6 @@ def lines_of(check: Check, subject: Subject) -> Iterator[Diagnosis]:
     except OSError as error:
         where = f"{os.fspath(error.filename)!s}: " if error.filename else ""
         yield problem(name, f"{where}{error.strerror or error}", "Repair what it names, and look again")
-    except Exception as error:  # noqa: BLE001 (a defect of one check must not hide what the others find)
+    except Exception as error:  # noqa: BLE001 (a defect of one check must not hide the findings of others)
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         yield problem(name, f"the check failed: {text}", "Report it, with this line")

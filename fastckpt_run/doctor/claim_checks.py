@@ -1,4 +1,4 @@
-"""Checks of who holds a checkpoint directory and the memory of this host, and of what a launch would do about them."""
+"""Checks of who holds a checkpoint directory and the memory of this host, and of a launch's way to deal with them."""
 
 import os
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ def _of_arena(entry: ArenaEntry, location: str, settings: Settings) -> Diagnosis
 
 
 def _left_writers(entry: ArenaEntry) -> Iterator[Diagnosis]:
-    """Workers that outlive their agent, and what outlives them."""
+    """Workers that outlive their agent, and processes that outlive those."""
     if entry.state is not ArenaState.LEFT_BEHIND:
         return
     left = sorted({each.pid for _, process in signed(entry.path) for each in process.left()})

@@ -1,4 +1,4 @@
-"""The lines of `fastckpt doctor`, and what its checks are given."""
+"""The lines of `fastckpt doctor`, and the input of its checks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _SECRETS = (
 
 
 class Severity(StrEnum):
-    """The state of what a line is about."""
+    """The state of a line's subject."""
 
     OK = "ok"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line: what was looked at, its state, what was found, and what to do about it."""
+    """One line: the subject, its state, the finding, and what to do about it."""
 
     name: str
     state: Severity
@@ -42,7 +42,7 @@ class Diagnosis:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `to_record` gave."""
+        """Read a result of `to_record`."""
         return cls(record["name"], Severity(record["state"]), record["found"], record["remedy"])
 
 
@@ -71,17 +71,17 @@ class Subject:
 
 
 def ok(name: str, found: str) -> Diagnosis:
-    """A line on what is as it should be."""
+    """A line on a subject in order."""
     return Diagnosis(name, Severity.OK, found)
 
 
 def warning(name: str, found: str, remedy: str) -> Diagnosis:
-    """A line on what costs something, or may."""
+    """A line on a subject that costs something, or may."""
     return Diagnosis(name, Severity.WARNING, found, remedy)
 
 
 def problem(name: str, found: str, remedy: str) -> Diagnosis:
-    """A line on what keeps a job from running, or loses checkpoints."""
+    """A line on a fault that keeps a job from running, or loses checkpoints."""
     return Diagnosis(name, Severity.PROBLEM, found, remedy)
 
 

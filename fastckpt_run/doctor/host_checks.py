@@ -1,4 +1,4 @@
-"""Checks of this host: cores, NUMA, pages, clock, what may read processes, and GPUs."""
+"""Checks of this host: cores, NUMA, pages, clock, permission to read processes, and GPUs."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Checks of what this process and its children may take: cgroups of both versions, and limits of resources."""
+"""Checks of limits for this process and its children: cgroups of both versions, and limits of resources."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ _CORE_PATTERN = Path("/proc/sys/kernel/core_pattern")
 
 
 def cgroup_memory(_: Subject) -> Iterator[Diagnosis]:
-    """Memory that the cgroups of this process may take; what is in a tmpfs counts."""
+    """Memory that the cgroups of this process may take; files in a tmpfs count."""
     total = psutil.virtual_memory().total
     limits = [each for each in memory_limits() if each.total < total]
     if limits:

@@ -10,7 +10,7 @@ _TABLE = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system: where, of which kind, from what, with which options."""
+    """A mounted file system: its mount point, kind, source and options."""
 
     point: str
     kind: str

@@ -1,4 +1,4 @@
-"""Checks of what a launch would resume from a directory, and whether its checkpoints fit in memory."""
+"""Checks of the checkpoint that a launch would resume from a directory, and of memory for its checkpoints."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def memory_needed(subject: Subject) -> Iterator[Diagnosis]:
         return
     sizes = checkpoint_sizes(subject.directory, settings.arenas)
     limit = unreserved(Path(settings.arenas))
-    present = sum(arena.size for arena in inventory.arenas)  # what it takes now is there for it again
+    present = sum(arena.size for arena in inventory.arenas)  # its memory of now is there for it again
     options = PlanOptions(nodes=subject.nodes or None, ranks_per_node=subject.ranks or None, slots=settings.slots)
     found = estimate(sizes, Observed(free=limit.free + present, total=limit.total), options)
     need = found.slots * found.node.slot

@@ -1,4 +1,4 @@
-"""Checks of the file system of a checkpoint directory: what it is, its room, and what it does with a trial file."""
+"""Checks of the file system of a checkpoint directory: its kind, its room, and its treatment of a trial file."""
 
 import errno
 import fcntl

@@ -1,1 +1,1 @@
-"""A launch that is read and not made: what `fastckpt-run --fast-dry-run` prints."""
+"""A launch that is read and not made: the output of `fastckpt-run --fast-dry-run`."""

@@ -1,4 +1,4 @@
-"""The text of `fastckpt-run --fast-dry-run`: what a launch would do, section by section."""
+"""The text of `fastckpt-run --fast-dry-run`: the steps of a launch, section by section."""
 
 import re
 from argparse import Namespace
@@ -34,7 +34,7 @@ Row = Sequence[str]
 
 
 def show_dry_run(command: CommandLine) -> None:
-    """Print what a launch would do. Raises what it would; starts, writes and changes nothing."""
+    """Print the steps of a launch. Raises a launch's errors; starts, writes and changes nothing."""
     launch, screen = read_launch(command), Screen()
     screen.line("dry run: nothing is started, written or changed")
     _section(screen, "launch", _launch(command, launch))
@@ -50,7 +50,7 @@ def show_dry_run(command: CommandLine) -> None:
         # Not the trial write: a dry run writes nothing.
         looked = [check for check in catalogue.SHARED_MEMORY if check is not shm_checks.shared_memory_writes]
         _show(screen, run(process, looked, subject))
-        # Here, where torch has been imported: what they ask has an answer, or a deadline.
+        # Here, where torch has been imported: their questions have an answer, or a deadline.
         _show(screen, (line for check in catalogue.NETWORK for line in catalogue.lines_of(check, subject)))
         for directory, how in known:
             screen.line("")
@@ -147,7 +147,7 @@ def _ours(command: CommandLine) -> Iterator[Row]:
 def _of_torchrun(arguments: Namespace) -> Iterator[Row]:
     """torchrun's options that are not as by default, and where they are from."""
     parser, environment = get_args_parser(), copy_of_environment()
-    defaults = vars(parser.parse_args(["script"]))  # what PET variables say is among them
+    defaults = vars(parser.parse_args(["script"]))  # values of PET variables are among them
     for name, value in vars(arguments).items():
         if name in ("training_script", "training_script_args"):
             continue
@@ -164,7 +164,7 @@ def _value(value: object) -> str:
 
 def _subject(command: CommandLine, launch: ReadLaunch) -> Subject:
     config = launch.config
-    # "static" is what torch takes without --rdzv-backend: --master-addr and --master-port, or one endpoint.
+    # "static" is torch's default for --rdzv-backend: --master-addr and --master-port, or one endpoint.
     has_hosts = launch.is_ours or (config.rdzv_backend == "static" and config.max_nodes > 1)
     own = config.rdzv_endpoint if has_hosts and config.rdzv_endpoint != "localhost:0" else ""
     return Subject(

@@ -40,8 +40,8 @@ class ReadLaunch:
 
 
 def read_launch(command: CommandLine) -> ReadLaunch:
-    """Read a command line as a launch does; raises what that would, and starts nothing."""
-    # In the order of a launch: 1. the secret   2. torch's options   3. the rendezvous   4. what the agent is made of
+    """Read a command line as a launch does, with the same errors; starts nothing."""
+    # In the order of a launch: 1. the secret   2. torch's options   3. the rendezvous   4. the agent's arguments
     # 5. the script   6. where events and metrics go
     settings = command.settings
     secret = secret_of(settings)
@@ -80,7 +80,7 @@ def read_launch(command: CommandLine) -> ReadLaunch:
 
 def _read_by_torch(arguments: Namespace) -> tuple[LaunchConfig, Any, list[Any]]:
     """Return torch's own reading of its options."""
-    copy = Namespace(**vars(arguments))  # torch fills in what was left open
+    copy = Namespace(**vars(arguments))  # torch fills in values that were left open
     if not (copy.log_dir and Path(copy.log_dir).is_file()):  # which is refused
         copy.log_dir = os.devnull  # any other directory would be made
     found = list[tuple[LaunchConfig, Any, list[Any]]]()

@@ -112,7 +112,7 @@ class EventLog:
 
     def _new(self) -> Path:
         """The path of a new file, after those of all launches before; this host's oldest make room."""
-        self._files.make_directory(self._folder)  # in what the saver made: a directory that was removed stays so
+        self._files.make_directory(self._folder)  # in the saver's directory: one that was removed stays so
         logs = in_folder(self._folder)
         new = Name.new(logs[-1][0].number + 1 if logs else 1, socket.gethostname())
         ours = [path for name, path in logs if name.host == new.host]

@@ -33,7 +33,7 @@ _SMALLEST = 1000
 
 
 def report(all_stats: Iterable[SaverStats], settings: Settings) -> None:
-    """Record as an event what became of each checkpoint directory; in a full summary, log a block for each."""
+    """Record the outcome of each checkpoint directory as an event; in a full summary, log a block for each."""
     for stats in all_stats:
         lines = list(_lines(stats)) if settings.summary == FULL else []
         if lines:
@@ -118,7 +118,7 @@ def _course(found: Report, used: Sequence[SaverStats]) -> str:
 
 
 def _states(used: Sequence[SaverStats]) -> str:
-    """The newest durable checkpoint of each directory, and what is wrong there; first of those where something is."""
+    """The newest durable checkpoint and the faults of each directory; those with faults come first."""
     states = sorted(((stats, [*_faults(stats)]) for stats in used), key=lambda state: not state[1])
     texts = [f"in {stats.directory} {', '.join([_newest(stats), *faults])}" for stats, faults in states]
     more = f"and {formatting.count(len(used) - _SHOWN, 'directory', 'directories')} more" if len(used) > _SHOWN else ""

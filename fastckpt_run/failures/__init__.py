@@ -1,1 +1,1 @@
-"""Runs in: agent. Failures of workers: what died, why, whether to start again, and how it is reported."""
+"""Runs in: agent. Failures of workers: the dead process, the cause, the decision to start again, and the report."""

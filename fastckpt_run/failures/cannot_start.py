@@ -49,7 +49,7 @@ def _was_starting(traceback: list[str], error: str) -> bool:
     frames = [found for line in traceback if (found := _FRAME.fullmatch(line))]
     if not frames:
         return not error.startswith(("ImportError", "ModuleNotFoundError"))
-    # The outermost module frame is the script; what it imports may be nested as deep as it likes.
+    # The outermost module frame is the script; its imports may be nested as deep as they like.
     script = next((frame for frame in frames if frame["function"] == "<module>"), None)
     return script is not None and is_among_first_imports(source_of(Path(script["file"])), int(script["line"]))
 
@@ -85,7 +85,7 @@ def is_among_first_imports(source: bytes | str | None, line: int) -> bool:
 
 
 def _names(statement: ast.Import | ast.ImportFrom) -> set[str]:
-    """The names of harmless modules, and of what is in them, that an import binds."""
+    """The names that an import binds to harmless modules and their members."""
     module = statement.module if isinstance(statement, ast.ImportFrom) else None
     return {
         alias.asname or alias.name.partition(".")[0]

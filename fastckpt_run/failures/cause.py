@@ -109,7 +109,7 @@ def last_words(failure: ProcessFailure, reported: str, workers: PContext | None)
 
 
 def _written(failure: ProcessFailure | Death, workers: PContext | None) -> str:
-    """The end of what a worker wrote to files: its stderr, if it was caught, or a traceback that was folded."""
+    """The end of a worker's output in files: its stderr, if it was caught, or a traceback that was folded."""
     return tail_of(_log_of(failure, workers)) or tail_of(str(folded_traceback(workers, failure.local_rank) or ""))
 
 
@@ -119,7 +119,7 @@ def _log_of(failure: ProcessFailure | Death, workers: PContext | None) -> str:
 
 
 def _read(words: str, log: str) -> Cause:
-    """The exception and its frame in the last traceback of what was written."""
+    """The exception and its frame in the last traceback of a worker's output."""
     # The last traceback: an exception raised while another was handled comes after it.
     lines = last_traceback(_RANK.sub("", words))[1:]
     frames = [found for line in lines if (found := _FRAME.match(line))]
@@ -136,7 +136,7 @@ def _raises_for_others(file: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """A line without what a terminal would obey, of reasonable length."""
+    """A line without control characters for a terminal, of reasonable length."""
     text = "".join(c if c.isprintable() else " " for c in text).strip()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

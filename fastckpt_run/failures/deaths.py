@@ -17,7 +17,7 @@ OWN_FAULTS = {
     Signals.SIGSYS,
     Signals.SIGTRAP,
 }
-"""Signals that a process gets for what it does itself."""
+"""Signals that a process gets for its own faults."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def describe(exitcode: int | None) -> str:
 
 
 def is_from_outside(exitcode: int) -> bool:
-    """Return whether a process was killed by a signal that processes do not get for what they do themselves."""
+    """Return whether a process was killed by a signal that processes do not get for their own faults."""
     return exitcode < 0 and -exitcode not in OWN_FAULTS
 
 

@@ -58,7 +58,7 @@ def folded(workers: PContext | None, ranks: Mapping[int, int], culprits: Collect
     Args:
         workers: Of this node.
         ranks: Their ranks, by local rank.
-        culprits: Ranks that are named as what failed. If there is no other cause, the traceback of the first is shown.
+        culprits: Ranks that are named as failed. If there is no other cause, the traceback of the first is shown.
         cause: Failure of another node that came before; empty if none is known.
     """
     files = {rank: file for local, rank in ranks.items() if (file := folded_traceback(workers, local)) is not None}

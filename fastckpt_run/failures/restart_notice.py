@@ -1,4 +1,4 @@
-"""One line on stderr for each restart: what failed, and what the workers have resumed; for a lost job, what failed."""
+"""One line on stderr for each restart: the failure and the resumed checkpoint; for a lost job, the failure."""
 
 import logging
 import os

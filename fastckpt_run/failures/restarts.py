@@ -38,7 +38,7 @@ _SHOWN = 5
 
 
 class Restarts:
-    """The outcome of all starts of a node's workers, according to the telemetry, and what follows from it.
+    """The outcome of all starts of a node's workers, according to the telemetry, and the decision on another start.
 
     Attributes:
         limit: The value of --max-restarts.
@@ -53,13 +53,13 @@ class Restarts:
         last_words: Callable[[int], str],
         hung: Container[int],
     ) -> None:
-        """Remember where to learn what.
+        """Remember the sources.
 
         Args:
             settings: Of the job.
             spec: Specification of the workers.
             telemetry: Their progress, by checkpoint directory.
-            last_words: With what traceback a pid ended, if that is known; else empty.
+            last_words: Traceback with which a pid ended, if that is known; else empty.
             hung: The pids that were killed for that.
         """
         self.limit = spec.max_restarts

@@ -1,10 +1,10 @@
-"""The end of what a process wrote to a log, and the last traceback in it."""
+"""The end of a process's log, and the last traceback in it."""
 
 import os
 from pathlib import Path
 
 _TAIL = 1 << 16
-"""Bytes at the end of what a process wrote that are looked at."""
+"""Bytes at the end of a log that are read."""
 _TRACEBACK = "Traceback (most recent call last):"
 
 

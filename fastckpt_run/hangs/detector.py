@@ -1,4 +1,4 @@
-"""Detection of workers that hang: log which and where; what cannot be sound is killed, and handled as any death."""
+"""Detection of workers that hang: log which and where; workers that cannot be sound are killed, as any death."""
 
 import logging
 import math

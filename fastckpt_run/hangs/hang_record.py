@@ -88,7 +88,7 @@ def log(hang: Hang, workers: NodeWorkers) -> None:
 
 
 def log_external(look: CloseLook, workers: NodeWorkers, told: Mapping[int, int]) -> None:
-    """Log what holds workers up from outside, once for each rank since its last report, which ``told`` has."""
+    """Log outside causes that hold workers up, once for each rank since its last report, which ``told`` has."""
     if look.is_debugged:
         logger.info("a debugger holds silent workers")
     for rank, output in look.unread.items():

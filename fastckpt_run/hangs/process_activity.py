@@ -8,7 +8,7 @@ from pathlib import Path
 from fastckpt._core.memory.processes import stat_of
 
 _WINDOW = 10.0
-"""Seconds over which it is compared what a worker and its children have done."""
+"""Seconds over which the activity of a worker and its children is compared."""
 _BUSY = 0.01
 """Share of a processor with which a thread does something. One that waits in gloo polls, with 0.002."""
 _MOVED = 10_000

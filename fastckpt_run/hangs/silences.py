@@ -1,4 +1,4 @@
-"""Silence of workers: for how long they are at one place, and what of it was reported, and where."""
+"""Silence of workers: the time that they are at one place, and the reports of it."""
 
 import time
 from collections.abc import Callable, Collection, Mapping

@@ -29,7 +29,7 @@ IDLE_SHARED = 5.0
 NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
 """Seconds that a node has to answer with the stacks of its workers."""
 TOLD_TIMEOUT = 1.0
-"""Seconds that nodes have to take note of what was found."""
+"""Seconds that nodes have to take note of the findings."""
 REACH = 3.0
 """Seconds that a node has to answer at all: one that is lost, or whose agent is stopped, costs no more."""
 TIMEOUT = NODE_TIMEOUT + TOLD_TIMEOUT + 2.0
@@ -37,7 +37,7 @@ TIMEOUT = NODE_TIMEOUT + TOLD_TIMEOUT + 2.0
 AT_ONCE = 256
 """Nodes that are asked at once: their agents wait for workers most of the time, this one for them."""
 SHARED = 10.0
-"""Seconds for which what was collected answers others, which find the same hang a moment later."""
+"""Seconds for which collected stacks answer others, which find the same hang a moment later."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class StackExchange:
         """
         began = time.monotonic()
         body = {"host": host, "silent": silent, "lately": lately}
-        # Not `ask_first`: what others send to the first node would wait for this answer.
+        # Not `ask_first`: others' messages to the first node would wait for this answer.
         answer = self._channel.ask(0, HANG, body, TIMEOUT, reach=REACH)
         with reading("the first node's answer"):
             occupied = tuple(map(str, answer["occupied"]))

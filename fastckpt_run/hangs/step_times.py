@@ -57,7 +57,7 @@ class StepTimes:
 
 
 class Waits:
-    """A clock that runs while ranks may wait for others, and what it showed when each last reported."""
+    """A clock that runs while ranks may wait for others, and its time when each last reported."""
 
     def __init__(self) -> None:
         self._clock = 0.0

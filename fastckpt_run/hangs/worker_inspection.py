@@ -83,7 +83,7 @@ class CloseLook:
 class NodeWorkers:
     """The workers of this node from one start to the next.
 
-    What inspects them, and their telemetry, may be called in any thread, the rest in one.
+    Methods for inspection and telemetry may be called in any thread, the rest in one.
 
     Args:
         pids: By local rank.

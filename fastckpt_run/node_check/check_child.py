@@ -1,4 +1,4 @@
-"""The process in which checks run, one after the other, each on request: what hangs or dies there ends nothing else."""
+"""The process in which checks run, one after the other, each on request: a hang or death there ends nothing else."""
 
 import json
 import socket
@@ -12,13 +12,13 @@ from fastckpt_run.parent_death import die_with
 MESSAGE = 1 << 16
 DEVICES, FAILURES, DOCTOR, DIRECTORIES = "devices", "failures", "doctor", "directories"
 """The requests for the devices that torch sees, for how often hosts have failed in the job of a directory, for the
-lines of a check of `fastckpt doctor`, and for what is known of the directories of a script."""
+lines of a check of `fastckpt doctor`, and for records of the directories of a script."""
 
 
 def main(descriptor: int, parent: int) -> None:
     """Answer requests that come through a socket until the other end is closed.
 
-    A request is a JSON object of the arguments of a check, with ``check`` for what it is; the answer is a result, or a
+    A request is a JSON object of the arguments of a check, with its kind as ``check``; the answer is a result, or a
     list of devices.
     """
     die_with(parent)
@@ -42,14 +42,14 @@ def _answer(request: dict[str, Any]) -> Any:
         result = CheckResult(name, Verdict.UNKNOWN, f"{type(error).__name__}: {error}")
     except MemoryError:
         result = CheckResult(name, Verdict.UNKNOWN, "this process may not have the memory that it takes")
-    except (RuntimeError, FastckptError) as error:  # the first is what torch raises about devices and drivers
+    except (RuntimeError, FastckptError) as error:  # the first is torch's error about devices and drivers
         first = (str(error).splitlines() or [""])[0]
         result = CheckResult(name, Verdict.PROBLEM, f"{type(error).__name__}: {first}")
     return result.to_record()
 
 
 def _check(what: str) -> Callable[..., Any]:
-    # Imported when they are asked for: torch takes a second, and may be what does not work.
+    # Imported when they are asked for: torch takes a second, and may itself be broken.
     if what in ("shm", "disk"):
         from fastckpt_run.node_check.file_checks import check_disk, check_shm
 

@@ -1,4 +1,4 @@
-"""Checks of places for files: the tmpfs of arenas, and storage. What they write has no name: nothing is left."""
+"""Checks of places for files: the tmpfs of arenas, and storage. Their files have no name: nothing is left."""
 
 import errno
 import mmap
@@ -18,7 +18,7 @@ _NO_TMPFILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT)
 
 
 def check_shm(name: str, directory: str, in_memory: bool, size: int) -> CheckResult:
-    """Check the directory of arenas: what it is, its room, the modes of what is made there, and that it keeps bytes.
+    """Check the directory of arenas: its kind, its room, the modes of new files, and that it keeps bytes.
 
     Args:
         name: The name of the result, whose value is the room in MB.

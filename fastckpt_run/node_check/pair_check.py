@@ -1,6 +1,6 @@
 """Check of several nodes: in two rounds pairs of them exchange data, and the first one decides who is bad or slow.
 
-The first node reads what each has written, and writes to each what concerns it: 3 messages there, and 3 back.
+The first node reads the message of each, and writes each its own answer: 3 messages there, and 3 back.
 """
 
 import json
@@ -34,7 +34,7 @@ from fastckpt_run.node_check.exchange import follow, lead
 EXCHANGE = 8.0
 """Seconds that one exchange may take, which takes half of one."""
 _MARGIN = 10.0
-"""Seconds that a node may be late with what it writes."""
+"""Seconds that a node may be late with its message."""
 _FAREWELL = 5.0
 """Seconds that the first node waits for the others to have read the verdict."""
 _PAUSE = 0.1
@@ -159,7 +159,7 @@ class PairCheck:
     def _hold(
         self, turn: int, pairs: Sequence[Pair], nodes: Mapping[int, _Arrival], secret: str, listener: "_Listener"
     ) -> dict[Pair, float | None]:
-        """Hold a round; what each pair has measured."""
+        """Hold a round; return the measurement of each pair."""
         tasks: dict[int, list[dict[str, Any]]] = {rank: [] for rank in nodes}
         for one, other in pairs:
             tasks[one].append({"with": other, "address": nodes[other].address})
@@ -325,7 +325,7 @@ def _agreed(pair: Pair, rates: Mapping[int, Mapping[int, float]]) -> float | Non
 
 
 def _slow_checks(values: Mapping[int, Mapping[str, float]]) -> dict[int, str]:
-    """Nodes one of whose own rates is below a share of the median of the others, with what that is."""
+    """Nodes with a rate below a share of the median of the others, with its description."""
     found = dict[int, str]()
     for name in dict.fromkeys(name for own in values.values() for name in own):
         there = {rank: own[name] for rank, own in values.items() if name in own}

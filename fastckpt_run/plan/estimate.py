@@ -1,4 +1,4 @@
-"""Joins what is known of a job to an estimate: sizes, measured costs, the policy of the frequency, failures."""
+"""Joins the facts about a job to an estimate: sizes, measured costs, the policy of the frequency, failures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from fastckpt._core.report.measured_costs import MeasuredCosts
 from fastckpt.errors import ConfigError
 
 STEPS, SAVES = 8, 3
-"""Steps and saves below which logs are no measurement of what one costs."""
+"""Steps and saves below which logs are no measurement of their costs."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Options of a plan: seconds, bytes, and None for what is to be found out.
+    """Options of a plan: seconds, bytes, and None for a value that is to be found out.
 
     Attributes:
         nodes: Nodes of the job.
@@ -156,7 +156,7 @@ class ResourceEstimate:
 
 def estimate(sizes: CheckpointSizes, seen: Observed, options: PlanOptions) -> ResourceEstimate:
     """The estimate; raises ConfigError for a shape that cannot be."""
-    # 1. the shape of the job   2. memory of a node   3. what steps, saves and persists cost   4. intervals by the
+    # 1. the shape of the job   2. memory of a node   3. costs of steps, saves and persists   4. intervals by the
     # policy   5. failures, and goodput   6. growth
     shape, shape_source = _shape(sizes, seen, options)
     files = reshaped(sizes.files, sizes.world or 1, shape)
@@ -262,7 +262,7 @@ def _persist(node: NodeImages, sizes: CheckpointSizes, seen: Observed, options: 
     logs, profile = seen.costs, seen.profile.profile if seen.profile else None
     persists = logs.persists if logs else ()
     if options.persist_rate is None and persists and seen.nodes:
-        # A persist has costs of its own beside the bytes: what was measured is scaled, not divided by a rate.
+        # A persist has costs of its own beside the bytes: the measured time is scaled, not divided by a rate.
         seconds = median(seconds for _, seconds in persists)
         of_node = median(size for size, _ in persists) / seen.nodes
         source = f"median of {len(persists)} persists in the event logs"
@@ -326,7 +326,7 @@ def _growth(
     found = size_growth(seen.sizes_by_step)
     if found is None:
         return None
-    share = node.images / sizes.total  # of a save, what the largest node has
+    share = node.images / sizes.total  # the largest node's part of a save
     ends = [found.reaches(int(_largest(capacity, count) / share)) for count in (slots, 2)]
     return GrowthPlan(found, *ends)
 

@@ -1,7 +1,7 @@
 """A trial of a script: it runs until its first saves are in memory, and leaves nothing.
 
 It has memory of its own and a checkpoint directory that must be empty, so that no checkpoint of the user's is opened,
-overwritten or superseded (`admission.demand_empty`). What it has stored there is removed.
+overwritten or superseded (`admission.demand_empty`). Its own checkpoints there are removed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from fastckpt_run.plan.trial_storage import Remains, clear
 PREFIX = "fastckpt-plan-"
 PAUSE = 0.1
 STEPS = 10
-"""Saves that are waited for after the first, to measure what they cost; at most `LONGEST`."""
+"""Saves that are waited for after the first, to measure their cost; at most `LONGEST`."""
 LONGEST = 20.0
 REFUSAL = "the script was not tried: "
 CLOCKS = 0.1
@@ -75,7 +75,7 @@ def try_script(
         ConfigError: Its directory is not empty, or it does not come to a save.
     """
     # 1. places of its own: memory, events, output   2. launch   3. the first save of all ranks, then a few more
-    # 4. measure   5. end it by a signal, with a flush   6. remove what was stored, and report
+    # 4. measure   5. end it by a signal, with a flush   6. remove its checkpoints, and report
     with contextlib.ExitStack() as on_exit:
         on_exit.enter_context(orderly_end())
         folder = Path(on_exit.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
@@ -139,7 +139,7 @@ class _Launch:
         end_bound(self._process)
 
     def clear(self) -> dict[str, Remains]:
-        """Remove what it has stored, after its end; returns what is left, by directory."""
+        """Remove its checkpoints, after its end; returns the remains, by directory."""
         found = {str(line["directory"]): float(line["modified"]) for line in _lines(self._record)}
         # One that was empty before, and had nothing since long, is the user's: it stays.
         since = self._begun - CLOCKS

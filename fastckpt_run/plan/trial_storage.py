@@ -1,4 +1,4 @@
-"""Removes what a trial has stored in a checkpoint directory that was empty before, unless another job came there."""
+"""Removes a trial's files from a checkpoint directory that was empty before, unless another job came there."""
 
 import contextlib
 from collections.abc import Iterator

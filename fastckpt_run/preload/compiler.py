@@ -1,4 +1,4 @@
-"""torch's compiler for scripts that use it: its modules, and what each process finds out about the machine for it."""
+"""torch's compiler for scripts that use it: its modules, and facts about the machine that each process finds out."""
 
 import importlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from fastckpt_run.preload.environment import unless_set
 
 MODULE = "torch._inductor.compile_fx"
-"""Imports most of what the first call of a compiled model imports, 600 modules; it starts no thread, no process."""
+"""Imports most modules that a compiled model's first call imports, 600 of them; it starts no thread, no process."""
 CACHES = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -29,7 +29,7 @@ def prepare() -> None:
         places = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
         builder = importlib.import_module("torch._inductor.cpp_builder")
         with (
-            # RuntimeError: of that kind is what torch raises where there is no C++ compiler; others may do without one
+            # RuntimeError: torch raises one of that kind where there is no C++ compiler; others may do without one
             suppress(_NotBuilt, AttributeError, OSError, RuntimeError),
             # torch itself sets it to the usual place where it is not set, which workers are to do
             unless_set(CACHES, places.default_cache_dir()),

@@ -25,10 +25,10 @@ SCANS = {
     "torch._inductor.cpp_builder": "TORCH",
     "torch._inductor.utils": "TORCH",
 }
-"""Modules that go through all variables when they are imported, and how the names begin of those that they keep.
+"""Modules that go through all variables when they are imported, and the prefixes of the names that they keep.
 
-torch imports tqdm where it is installed, and networkx for its compiler, which gives all to what it starts; Lightning
-imports fsspec.
+torch imports tqdm where it is installed, and networkx for its compiler, which gives all to its child processes;
+Lightning imports fsspec.
 """
 _DEEPEST = 6
 """Callers that may be between a read and such a module, at most."""
@@ -79,7 +79,7 @@ def _record(name: str) -> None:
 
 
 def _is_read_again(name: str, frame: FrameType) -> bool:
-    """Return whether workers read again what a frame reads: not what others read by a function of such a module."""
+    """Return whether workers read a frame's variable again: not if others read it by a function of such a module."""
     module = frame.f_globals.get("__name__")
     is_body = module in RANK_KEEPERS and frame.f_code.co_name == "<module>"
     return name in _OF_RANK and (is_body or module == _READS_AGAIN)

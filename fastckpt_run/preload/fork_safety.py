@@ -89,9 +89,9 @@ _MOST_DRAWN = 16
 
 @contextmanager
 def seeds_counted() -> Iterator[None]:
-    """Notice generators that numpy seeds with what the system gives, for nobody named a seed.
+    """Notice generators that numpy seeds from the system, because no seed was given.
 
-    Those of Python's own library are let pass: much that is installed makes one, for what is not to be repeated.
+    Those of Python's own library are accepted: many packages make one, for values that need not be repeatable.
     """
     urandom = random._urandom  # type: ignore[attr-defined]
 
@@ -160,7 +160,7 @@ def _generators() -> dict[str, Any]:
 def _has_only_drawn(before: Any, now: Any) -> bool:
     """Return whether the second state of Python's generator follows from the first one without a seed.
 
-    It is seeded by the system, in a fork as in a new process: what it has drawn since is of no effect.
+    It is seeded by the system, in a fork as in a new process: numbers drawn since have no effect.
     """
     generator = random.Random()
     generator.setstate(before)

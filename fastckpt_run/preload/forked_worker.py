@@ -1,4 +1,4 @@
-"""Turn a fork of the template into what a fresh interpreter would be, and run a script in it."""
+"""Turn a fork of the template into the likeness of a fresh interpreter, and run a script in it."""
 
 import builtins
 import ctypes
@@ -38,7 +38,7 @@ class ForkedProcess:
         self._pid = os.getpid()
         # 1. environment, command line, signals   2. wait for the agent, which may kill this process until then
         # 3. the agent's death signal, once the agent is the parent   4. descriptors and text streams
-        # 5. what imports printed in the template, as if they ran here   6. seeds, keys, thread ids, kept ranks
+        # 5. output of imports in the template, as if they ran here   6. seeds, keys, thread ids, kept ranks
         output = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
         environment.replace(self._order.environment | import_effects.variables())
         _show(self._order.argv, self._order.environment)
@@ -82,7 +82,7 @@ class ForkedProcess:
         return _file(path)
 
     def end(self, failed: int) -> None:
-        """End this process as Python does, by returning or by SystemExit, after a report of what the script raised."""
+        """End this process as Python does, by returning or by SystemExit, after a report of the script's exception."""
         if not failed:
             return
         error = getattr(sys, "last_value", None)

@@ -1,7 +1,7 @@
 """Head start of a template: it imports torch while the launcher does, which needs torch to read its command line.
 
-The two imports take about as long, so that workers of a launch start in half the time where two cores are free. What
-the template would inherit is guessed from the command line; a template that was started with a wrong guess is not used.
+The two imports take about as long, so that workers of a launch start in half the time where two cores are free.
+Values for the template to inherit are guessed from the command line; after a wrong guess it is not used.
 """
 
 import re

@@ -31,7 +31,7 @@ SET = frozenset(_VARIABLES.values())
 
 
 def unknown() -> Iterator[str]:
-    """Reasons why workers cannot repeat what was imported: another release may keep the rank in another way."""
+    """Reasons why workers cannot repeat the imports' effects: another release may keep the rank in another way."""
     for name, rank in _RANKS.items():
         module = sys.modules.get(name)
         try:

@@ -1,4 +1,4 @@
-"""Import in the template what workers will import, and find out whether that made it unfit for forking."""
+"""Import the workers' modules in the template, and find out whether that made it unfit for forking."""
 
 import importlib
 import importlib.util
@@ -68,7 +68,7 @@ def preload(receive: Callable[[], ImportPlan]) -> ImportOutcome:
     # 3. the script's modules one by one, so that a fault has a name   4. modules that the script's folder would shadow
     start = Traces()
     with recorded() as read, seeds_counted():
-        # torch alone first: what it reads at import and what its compiler reads later are judged apart.
+        # torch alone first: its reads at import and those of its compiler later are judged apart.
         importlib.import_module(BASE[0])
         at_once = set(read)
         for name in BASE:

@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None)
 def subreaper() -> Iterator[None]:
     """Have orphans below this process become its children, while this lasts.
 
-    Only then: what a worker leaves on purpose is the init process's to reap.
+    Only then: processes that a worker leaves on purpose are the init process's to reap.
     """
     # An orphan goes to the nearest subreaper above it: so the template's grandchild becomes the agent's child.
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -56,7 +56,7 @@ class Child:
 
 
 def kill_forks(template: int, descriptor: int) -> None:
-    """Kill and reap what a dead template has forked that holds ``descriptor`` open, or was to fork that."""
+    """Kill and reap a dead template's forks that hold ``descriptor`` open, or were about to fork one that does."""
     file = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
     # Again and again: a fork that is under way may appear between the listing and the kill.
     while forks := [c for c in Child.all() if c.pid != template and (c.session == template or c.holds(file))]:

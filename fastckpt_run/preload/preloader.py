@@ -46,7 +46,7 @@ class ForkedWorker(Popen[bytes]):
 class Preloader:
     """Keeps a template for the workers of one agent, and replaces it when it dies or no longer fits.
 
-    ``choice`` is "auto" for the base and what the script imports, "off" for no template, or names of modules.
+    ``choice`` is "auto" for the base and the script's imports, "off" for no template, or names of modules.
 
     Attributes:
         begun: The pids of the workers that were started since `prepare`.

@@ -38,7 +38,7 @@ class TemplateError(FastckptError):
 
 
 class Template:
-    """A process that imports what workers import and then forks them; it ends with this process at the latest.
+    """A process that imports the workers' modules and then forks them; it ends with this process at the latest.
 
     Attributes:
         started: Time of its start, on the monotonic clock.
@@ -48,7 +48,7 @@ class Template:
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start it; what all workers import it imports at once. ``environment`` is this process's by default."""
+        """Start it; it imports the modules of all workers at once. ``environment`` is this process's by default."""
         self.started = time.monotonic()
         self.inherited = inheritance()
         self.environment = dict(current() if environment is None else environment)

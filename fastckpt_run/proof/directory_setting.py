@@ -111,7 +111,7 @@ class _SourceReader:
                     positional += self._note_option(node, [_text(each) for each in names], positional)
 
     def _note_option(self, call: ast.Call, names: list[str], positional: int) -> int:
-        """Note what argparse calls an option's value; 1 if it is a positional argument."""
+        """Note argparse's name for an option's value; 1 if it is a positional argument."""
         given = next((_text(each.value) for each in call.keywords if each.arg == "dest"), "")
         long = next((name for name in names if name.startswith("--")), names[0])
         self._options[given or long.lstrip("-").replace("-", "_")] = long if long[:1] == "-" else str(positional + 1)
@@ -140,7 +140,7 @@ class _SourceReader:
 
 
 def _parts(value: ast.expr) -> Iterator[ast.AST]:
-    """An expression and its parts, the outer ones first, without conditions: what they ask for is no directory."""
+    """An expression and its parts, the outer ones first, without conditions: they ask for no directory."""
     level: list[ast.AST] = [value]
     while level:
         yield from level

@@ -19,7 +19,7 @@ BACKGROUND, RESUME, IGNORED = "the script itself", "no resume", "ignored resume"
 
 @dataclass(frozen=True)
 class LikelyCause:
-    """A cause, and what speaks for it or is to be done."""
+    """A cause, and the evidence for it or the remedy."""
 
     name: str
     text: str
@@ -101,7 +101,7 @@ def causes_of_variation(why: str, tree: ast.Module | None) -> list[LikelyCause]:
 
 def _ranked(order: list[str], hints: dict[str, str], tree: ast.Module | None, likeliest: str = "") -> list[LikelyCause]:
     source = dict(_by_source(tree))
-    # What the checkpoints show comes first, then what the source shows, then what the time of the difference says.
+    # Evidence of the checkpoints comes first, then of the source, then of the time of the difference.
     ranked = sorted(order, key=lambda name: (name not in hints, name not in source and name != likeliest))
     return [
         LikelyCause(name, "; ".join(filter(None, (hints.get(name), source.get(name), _USUAL[name])))) for name in ranked
@@ -115,9 +115,9 @@ def _by_time(found: RunComparison, start: WorkerStart | None) -> list[str]:
     loaded = start.loaded
     same_weights = found.state is None and any(step > loaded for step in found.steps)
     if found.value.of.step - loaded <= 1 and not (found.same_input or same_weights):
-        # The state was that of the save: what differs went in with the first step, or was logged after its update.
+        # The state was that of the save: the difference came in with the first step, or was logged after its update.
         return [POSITION, PREFETCH, GENERATOR, OPTIMIZER, COUNTER, KERNEL, FILE, HASH]
-    # What went into the first step was the same, and what came of it not: the update was another.
+    # The first step's input was the same, and its result was not: the update was another.
     return [OPTIMIZER, COUNTER, KERNEL, GENERATOR, POSITION, PREFETCH, FILE, HASH]
 
 
@@ -142,7 +142,7 @@ def _cause_of(change: Change) -> str | None:
     if _RANDOM.search(change.name):
         return GENERATOR
     a, b = _whole(change.a), _whole(change.b)
-    # A position that is behind was not restored; one that is ahead has counted what was drawn and not used.
+    # A position that is behind was not restored; one that is ahead has counted samples that were drawn and not used.
     return None if a is None or b is None else POSITION if b < a else PREFETCH
 
 

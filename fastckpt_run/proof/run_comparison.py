@@ -71,7 +71,7 @@ class RunComparison:
         value: The first value that differs.
         differing: Number of those that differ.
         same_input: True if another value of the step of the first difference was the same there, and differs later: it
-            depends on the state, so that what came into that step was the same, and its update was not.
+            depends on the state, so that step's input was the same, and its update was not.
         steps: Steps of durable checkpoints that were compared.
         tensors: Tensors that were compared, in all of them.
         identical: Files that are equal byte for byte, of ``files``.
@@ -112,7 +112,7 @@ def compare_runs(a: RunHistory, b: RunHistory, folders: tuple[Path, Path], shm_d
         a: The first.
         b: The other.
         folders: Below which each has its checkpoint directories.
-        shm_dir: A tmpfs without arenas of these runs: only what is durable is compared.
+        shm_dir: A tmpfs without arenas of these runs: only durable checkpoints are compared.
     """
     found = RunComparison(unseeded=a.unseeded(b))
     _compare_values(a, b, found)
@@ -139,7 +139,7 @@ def _compare_values(a: RunHistory, b: RunHistory, found: RunComparison) -> None:
     for of in ours.keys() | theirs.keys():
         value, (other, start) = ours.get(of), theirs.get(of, (None, None))
         if other is None and of.step in excused:
-            continue  # it was killed after the save of the step and before it logged: what was saved is not repeated
+            continue  # it was killed after the save of the step and before it logged: a saved step is not repeated
         if value is None or other is None or value[0] != other:
             left = None if value is None else _number(value[0])
             differences.append(ValueDifference(of, left, None if other is None else _number(other), start))
@@ -221,7 +221,7 @@ def _compare_checkpoint(
 
 
 def _leave_out(difference: Difference, beginnings: tuple[str, ...]) -> None:
-    """Leave out what differs between any two runs."""
+    """Leave out changes that are usual between two runs."""
     difference.changes = [change for change in difference.changes if not change.name.startswith(beginnings)]
     difference.tensors = {n: found for n, found in difference.tensors.items() if not n.startswith(beginnings)}
     for names in (difference.only_a, difference.only_b):

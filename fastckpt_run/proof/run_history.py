@@ -1,4 +1,4 @@
-"""The history of one run, as its workers have recorded it: what each of its processes loaded, logged and saved."""
+"""The history of one run, as its workers have recorded it: the loads, logged values and saves of each process."""
 
 import json
 from collections import defaultdict

@@ -56,7 +56,7 @@ class ScriptRun:
         name: Its name.
         folder: Has its checkpoints and its record.
         code: The exit code of fastckpt-run.
-        output: The end of what it printed.
+        output: The end of its output.
         history: Records of its workers.
         seconds: Its duration.
     """

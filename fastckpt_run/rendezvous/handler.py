@@ -114,8 +114,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self.before_joining: Callable[[], None] = lambda: None
         """Called before this node ends a round of others; while it lasts they train on."""
         self.parks: Callable[[Callable[[], str], bytes], None] = lambda first, secret: None
-        """Called when this node begins to wait for a place, with what finds the address at which the first agent of
-        the round serves others, and the secret of the job."""
+        """Called when this node begins to wait for a place, with a function that finds the address at which the first
+        agent of the round serves others, and the secret of the job."""
 
     @property
     def secret(self) -> bytes:
@@ -233,7 +233,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             if connection := self._endpoints.best(rounds_of_agent):
                 self._part()
                 self._records = self._records_at(connection)
-                self.round = self._seen = BEFORE_THE_FIRST  # what this half has decided since is over
+                self.round = self._seen = BEFORE_THE_FIRST  # this half's decisions since are void
                 self._alive.begin(self._records)
                 return True
         return False
@@ -369,7 +369,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Take part in the next round; None if it ended before this node's workers could start."""
         running, before = records.last_round(), self.round
         if not is_reached(records, before, self.id):
-            self.round = BEFORE_THE_FIRST  # it does not leave in good order: what the others have reported stays
+            self.round = BEFORE_THE_FIRST  # it does not leave in good order: the others' reports stay
             raise cut_off(self._me.address)
         if running.nodes and self.id not in running.ranks and not records.is_ended(running):
             self.before_joining()  # its nodes stop their workers for this one

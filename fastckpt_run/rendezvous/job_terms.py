@@ -1,4 +1,4 @@
-"""Terms of a job: what its nodes have in common, and why one that comes later does not fit them. Pure functions."""
+"""Terms that the nodes of a job share, and why one that comes later does not fit them. Pure functions."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass, fields
@@ -15,7 +15,7 @@ class JobTerms:
 
     Attributes:
         version: The version of fastckpt.
-        torch: The release of torch, without what it was built for.
+        torch: The release of torch, without its build's suffix.
         replicas: `--fast-replicas`.
         nodes: `--nnodes`.
         script: The name of the script, or of the module, that workers run.
@@ -33,7 +33,7 @@ class JobTerms:
 
     @classmethod
     def from_record(cls, record: Any) -> Self:
-        """The terms in a JSON object; what is no text there is not known."""
+        """The terms in a JSON object; a value that is no text is not known."""
         found = record if isinstance(record, dict) else {}
         return cls(**{field.name: text for field in fields(cls) if isinstance(text := found.get(field.name), str)})
 

@@ -67,7 +67,7 @@ class KeepAlive:
     Attributes:
         signs: Signs of life of other nodes.
         rung: Set when there is something to read in the store.
-        each_look: Called with the store and the round at each look at what others have left there.
+        each_look: Called with the store and the round at each look at others' records there.
         answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.
     """
@@ -238,10 +238,10 @@ class KeepAlive:
             self._ended = store.is_ended(round)
         if read and not self._ended:
             self._ended = store.last_round().name != round.name
-            with suppress(OSError, FastckptError):  # what it looks for must not end this thread
+            with suppress(OSError, FastckptError):  # its errors must not end this thread
                 self.each_look(store, round)
         if beats and not self._ended:
-            # The first watches all others, and these watch the first: what they look at does not grow with the round.
+            # The first watches all others, and these watch the first: their reads do not grow with the round.
             first = round.ranks.get(self._id) == 0
             watched = [id for id in round.ranks if id != self._id] if first else [round.nodes[0].id]
             if silent := self.silent(watched, store.beats(watched)) if watched else None:

@@ -1,4 +1,4 @@
-"""Meeting of the nodes for one round: each takes a place, one of them decides, all read what it decided."""
+"""Meeting of the nodes for one round: each takes a place, one of them decides, all read the decision."""
 
 import logging
 import secrets
@@ -250,7 +250,7 @@ class Meeting:
         self._alive.rung.clear()
         return rung
 
-    # --- who decides, and what
+    # --- the decision
 
     def _must_decide(self, last: Round, mine: int) -> bool:
         """Return whether no living node has an earlier place."""
@@ -341,7 +341,7 @@ class Meeting:
         """Silent nodes without those of the last round for which this one waits longer, since spares could go without.
 
         A member that is dead is reported gone by another one. Where all are silent, as in a store that is new or slow,
-        they may only be late: spares would take their ranks, and what they have in memory would be lost.
+        they may only be late: spares would take their ranks, and their saves in memory would be lost.
         """
         if not self._limits.spares:
             return silent

@@ -206,7 +206,7 @@ def fitting(last: Round, present: Sequence[Node]) -> list[Node]:
 
 
 def terms_of(last: Round, nodes: Sequence[Node]) -> JobTerms:
-    """The terms of the round of these nodes: what they have in common, and had in the last round if one was in it."""
+    """The terms that these nodes share, and shared in the last round if one was in it."""
     known = [last.terms] if any(node.id in last.ranks for node in nodes) else []
     return common([*known, *(node.terms for node in nodes)])
 
@@ -282,7 +282,7 @@ def collect_faults(last: Round, came: Collection[Node], gone: Collection[str]) -
     """
     fresh = {node.host for node in came if node.is_checked and node.id not in last.ranks}
     known = {host: causes for host, causes in last.faults.items() if host not in fresh}
-    # One for each host: what takes a worker may take its agent, too.
+    # One for each host: the fault that kills a worker may kill its agent, too.
     found = {node.host: f"lost in round {last.number}" for node in last.nodes if node.id in gone}
     found |= {node.host: node.fault for node in came if node.fault and node.id in last.ranks}
     return with_faults(known, found.items())

@@ -156,7 +156,7 @@ class _Witnesses:
 
 
 def _read(record: Any) -> Iterator[JobDirectory]:
-    """The directories in a JSON list; what describes none is passed over."""
+    """The directories in a JSON list; entries that describe none are skipped."""
     for each in record if isinstance(record, list) else ():
         match each:
             case {"path": str(path), "mark": str(mark), "options": list(options)}:

@@ -93,7 +93,7 @@ class NodeLinks:
         return ""
 
     def awaited(self) -> str:
-        """Description of what the next round waits for; empty while the last one lasts."""
+        """Description of the nodes that the next round waits for; empty while the last one lasts."""
         records = self._records()
         if records is None:
             return ""

@@ -1,4 +1,4 @@
-"""Records of the rounds of one job in a store: who joins, what was decided, who is alive."""
+"""Records of the rounds of one job in a store: joins, decisions, signs of life."""
 
 import logging
 import secrets
@@ -309,7 +309,7 @@ class RoundStore:
         with suppress(StoreLost):
             while not self._has_left:
                 bell.wait(key)
-                # Deleted before anybody reads what it rang for: who rings later, rings again.
+                # Deleted before anybody reads the news: who rings later, rings again.
                 bell.delete(key)
                 rung()
         rung()

@@ -18,7 +18,7 @@ class RoundEnded(RuntimeError):
 class RoundWaits:
     """A store whose waits raise RoundEnded when the round has ended; all else is the store's own.
 
-    torch's agent waits a minute in it for what another one has to write, and fails then.
+    torch's agent waits a minute in it for another one's value, and fails then.
     """
 
     def __init__(self, store: Store, timeout: timedelta, is_ended: Callable[[], bool]) -> None:

@@ -51,7 +51,7 @@ class StaticRendezvous(StaticTCPRendezvous):
     def _connect(self) -> RendezvousInfo:
         try:
             return super().next_rendezvous()
-        except RuntimeError as error:  # the base of what torch raises about stores
+        except RuntimeError as error:  # the base of torch's errors about stores
             raise StoreLost(str(error).splitlines()[0], ended=False) from error
 
     def _report_wait(self, left: float) -> None:

@@ -158,7 +158,7 @@ class StoreConnection:
         self.close()
 
     def close(self) -> None:
-        """End the connection; what waits for an answer is left behind."""
+        """End the connection; a thread that waits for an answer is left behind."""
         self._lost = self._lost or _Lost("it is not used any more", ended=True)
         self._work.put(None)
         with _adding:

@@ -20,7 +20,7 @@ class StragglerJudge:
     """Judges all ranks on the first node, from the windows that nodes send in any order, or not at all.
 
     Only windows that all ranks have closed are judged, in order. A node whose workers were started again begins again;
-    what it sends of workers that ran before the last start of this node's is discarded.
+    windows of workers that ran before the last start of this node's are discarded.
 
     Attributes:
         times: The last window of all ranks that was judged, by rank.
@@ -73,7 +73,7 @@ class StragglerJudge:
             del self._open[number]
 
     def _forget(self, node: int, ranks: Collection[int]) -> None:
-        """The workers of a node were started again: discard what it sent, and may still send, of those before."""
+        """Discard the windows of a node's workers before their restart, also those that it may still send."""
         self._old.add((node, self._starts[node]))
         for there in self._open.values():
             for rank in ranks:

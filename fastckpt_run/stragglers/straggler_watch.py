@@ -87,7 +87,7 @@ class StragglerWatch:
         for directory, windows in self._saver.windows().items():
             for local_rank, (last, of_rank) in enumerate(zip(telemetry.get(directory, ()), windows, strict=False)):
                 rank = workers.ranks.get(local_rank)
-                # The telemetry block outlives workers: what is older than this start is a predecessor's.
+                # The telemetry block outlives workers: a sign of life from before this start is a predecessor's.
                 if rank is None or last.beat < workers.since:
                     continue
                 sent = self._sent.get(rank, _WARM_UP)

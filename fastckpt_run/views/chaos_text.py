@@ -11,7 +11,7 @@ _BYTES = {EQUAL: "bytes equal", DIFFERENT: "bytes DIFFER"}
 
 
 def line(kill: KillOutcome) -> str:
-    """One kill and what came back, in a line."""
+    """One kill and its recovery, in a line."""
     whom = {AGENT: "the agent", NODE: "the agent and its workers"}.get(kill.kind, f"rank {kill.rank}")
     pids = ", ".join(map(str, kill.pids))
     at = "before the first save" if kill.step is None else f"at step {kill.step}"

@@ -17,7 +17,7 @@ _THINNEST = 0.05
 _TRUE = TRAINING
 """Events so frequent that they must not be drawn wider than they are."""
 _CROWD = WIDTH // 2
-"""Number of bars from which on none is drawn in a lane that they fill: they would hide what most of the time was."""
+"""Number of bars from which on none is drawn in a lane that they fill: they would hide most of the time's use."""
 
 _STRIPES = "M{0} 10L{2} 0M-{1} 2.5L{1} -2.5M{3} 12.5L{4} 7.5"
 HATCHES = '<svg class="hatches" aria-hidden="true">{}{}</svg>'.format(
@@ -33,7 +33,7 @@ HATCHES = '<svg class="hatches" aria-hidden="true">{}{}</svg>'.format(
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time in a lane: nanoseconds, its kind (a class of the style sheet), and what it is."""
+    """A stretch of time in a lane: nanoseconds, its kind (a class of the style sheet), and its title."""
 
     begin: int
     end: int
@@ -53,7 +53,7 @@ class Axis:
         return min(1.0, max(0.0, (instant - self.begin) / max(1, self.end - self.begin)))
 
     def ticks(self, most: int) -> list[tuple[int, str]]:
-        """Round times since the beginning, about so many at most, and what to write there."""
+        """Round times since the beginning, about so many at most, and their labels."""
         length = max(1, self.end - self.begin)
         step = next(step for step in _steps() if step * most >= length)
         name, unit = next(((name, unit) for name, unit in _UNITS.items() if step % unit == 0), ("ns", 1))

@@ -19,7 +19,7 @@ class EventLine:
 
     Attributes:
         time: Seconds since the epoch.
-        name: Its name; what it is, for a style sheet.
+        name: Its name; also its class in a style sheet.
         text: The words.
         host: Host of the event; empty if it is not known.
     """

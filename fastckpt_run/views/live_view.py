@@ -34,7 +34,7 @@ ORDER = (
     "head", "figures", "loss", "workers", "links", "timeline", "events", "time", "failures", "values", "frequency",
     "offloading", "launches",
 )  # fmt: skip
-"""The parts of the page, as they follow one another: now first, then what was."""
+"""The parts of the page, in their order: the present first, then the past."""
 MATRIX = 16
 """Nodes of which the links are shown as a matrix, at most."""
 QUIET = 10.0
@@ -50,7 +50,7 @@ def _asset(name: str) -> str:
 
 @cache
 def style() -> str:
-    """The style sheet: that of a report, and what is the live page's."""
+    """The style sheet: that of a report, and the live page's additions."""
     return _asset("page.css") + _asset("live.css")
 
 
@@ -362,7 +362,7 @@ def _values(document: Json) -> str:
 
 
 def user_values(document: Json) -> Iterator[tuple[str, str]]:
-    """Names and values of what the script has logged last; of several ranks, those of the first that logs the name."""
+    """Names and last values that the script has logged; of several ranks, those of the first that logs the name."""
     found = dict[str, tuple[int, Any, int]]()
     for node in document["nodes"]:
         for rank, logged in node.get("logged", {}).items():

@@ -27,7 +27,7 @@ def shown(found: Report) -> list[OffloadedRank]:
 
 
 def row(one: OffloadedRank) -> list[str]:
-    """A line on a rank that offloads: what one of its steps wrote and waited, and was to, and what it keeps."""
+    """A line on a rank that offloads: the bytes and wait of one step, measured and planned, and the kept bytes."""
     return [
         str(one.rank),
         f"{one.steps:,}",

@@ -1,4 +1,4 @@
-"""Text of `fastckpt prove`: the kills, what was compared, the first difference and its likely causes."""
+"""Text of `fastckpt prove`: the kills, the comparison, the first difference and its likely causes."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The text of a report that people read: its tables and facts in the terminal, and what the page shares with them."""
+"""The text of a report that people read: its tables and facts in the terminal, and the parts that the page shares."""
 
 import time
 from collections.abc import Iterator, Sequence

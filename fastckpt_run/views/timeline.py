@@ -96,7 +96,7 @@ def _life(placed: Placed, one: LaunchRound, rank: int) -> Iterator[Bar]:
 
 
 def checkpoint_lane(chain: list[Placed]) -> Iterator[Bar]:
-    """Persists, flushes and uploads, as long as they took; what failed or was skipped."""
+    """Persists, flushes and uploads, as long as they took; those that failed or were skipped."""
     for placed in chain:
         for event in placed.launch.events:
             if (bar := _checkpoint(event)) is not None:

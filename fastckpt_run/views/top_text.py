@@ -71,7 +71,7 @@ class TextTable:
         return [name.lstrip(">") for name in self.columns]
 
     def fitted(self, width: int) -> Self:
-        """The table for a terminal of this width; what cannot be left out may still be wider."""
+        """The table for a terminal of this width; its required columns may still be wider."""
         found = self
         for name in self.optional:
             if found.width <= width:

@@ -1,4 +1,4 @@
-"""Event logs that grow while they are read: each read takes what is new, in a thread that nobody waits for long."""
+"""Event logs that grow while they are read: each read takes new events, in a thread that nobody waits for long."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ LONGEST_LINE = 1 << 24
 
 @dataclass
 class GrowingLog:
-    """A log file, as far as it was read; what other programs append is read by the next `grow`."""
+    """A log file, as far as it was read; lines that other programs append are read by the next `grow`."""
 
     path: Path
     events: list[Event] = field(default_factory=list)
@@ -32,7 +32,7 @@ class GrowingLog:
     _rest: bytes = b""
 
     def grow(self) -> None:
-        """Read what is new; the last line only when it is whole. Raises OSError, or ConfigError for no regular file."""
+        """Read new events; the last line only when it is whole. Raises OSError, or ConfigError for no regular file."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
@@ -56,7 +56,7 @@ class GrowingLog:
 
 
 def thinned(event: Event) -> Event:
-    """An event with what a report needs of it: of the ranks in a record of progress, one of each generation.
+    """An event with only the fields for a report: of the ranks in a record of progress, one of each generation.
 
     A job of many ranks would fill the memory of the agent otherwise. The report takes from such a record the furthest
     rank, the newest heartbeat and the longest stall, of the workers of one generation.
@@ -111,7 +111,7 @@ class LogReader:
             thread = self._thread
         if thread is not None:
             thread.join(wait)
-            # Storage that hangs keeps that thread, not this one: what was read before is shown.
+            # Storage that hangs keeps that thread, not this one: events that were read before are shown.
             if not thread.is_alive():
                 self.asked = 0.0
         with self._lock:

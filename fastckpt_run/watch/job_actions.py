@@ -21,7 +21,7 @@ logger = logging.getLogger("fastckpt.launcher")
 Json = dict[str, Any]
 
 HELD, FLUSH, STOP = "held", "flush", "stop"
-"""Questions among agents: what a node has in memory; to persist one save; to end."""
+"""Requests among agents: for a node's saves in memory; to persist one save; to end."""
 ANSWER = 5.0
 """Seconds that a node has to answer."""
 ATTEMPTS = 5
@@ -44,7 +44,7 @@ class JobActions:
 
     Args:
         channel: Asks the agents of other nodes.
-        saver: Persists what this node has in memory.
+        saver: Persists this node's saves in memory.
         hosts: Leaves hosts out; None if the rendezvous of the job cannot.
     """
 
@@ -104,8 +104,8 @@ class JobActions:
 
         Returns the ``host`` and an ``outcome``. With ``drained`` come the number of ``nodes`` that go on, the hosts
         that are ``new`` among them, and the ``step`` that is durable. Others are ``known`` if it was drained before;
-        ``back``, or ``waits`` if there is no place for it yet; and ``refused``, with ``why``. What is not known is
-        null, or empty.
+        ``back``, or ``waits`` if there is no place for it yet; and ``refused``, with ``why``. Unknown values are null
+        or empty.
         """
         host = ""
         try:
@@ -113,7 +113,7 @@ class JobActions:
             host, undo, now = (asked.get(name, default) for name, default in (("host", ""), ("undo", 0), ("now", 0)))
             if not (isinstance(host, str) and host):
                 raise ValueError
-            with self._draining:  # of two that drain at once, the second sees what is left
+            with self._draining:  # of two that drain at once, the second sees the remaining hosts
                 answer = self._take_back(host) if undo else self._drain(host, hands_over=not now)
         except (ValueError, AttributeError, RecursionError):
             answer = {"outcome": "refused", "why": "the request names no host"}
@@ -147,7 +147,7 @@ class JobActions:
         """Wait until the newest save that all nodes have is durable; its step, None for no save.
 
         Raises DrainRefused if that fails. A host that does not answer has nothing to hand over any more; a round that
-        ends meanwhile has flushed what its nodes had.
+        ends meanwhile has flushed its nodes' saves.
         """
         end, round, names, step = time.monotonic() + HAND_OVER, self._channel.round, self._channel.hosts, None
         for directory, one in self.flush()["directories"].items():

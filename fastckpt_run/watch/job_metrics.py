@@ -95,7 +95,7 @@ class JobMetrics:
         return found
 
     def take_events(self) -> None:
-        """Follow what was observed since; what the next `collect` needs of it takes less memory than the events."""
+        """Reduce the events since the last call to values for the next `collect`, which take less memory."""
         while self._events:
             event = self._events.popleft()
             self._meter.follow(event)
@@ -211,7 +211,7 @@ class JobMetrics:
         newest, at = dict(self._newest(stats)), 0
         for tier, step in newest.items():
             found.add("newest_step", step, tier)
-        # From the safest on: what is durable need not be in memory, too.
+        # From the safest on: a durable save need not be in memory, too.
         for tier in ("remote", "storage", "memory"):
             at = max(at, newest.get(tier, 0))
             if tier != "remote" or stats.remote:

@@ -24,7 +24,7 @@ FRESH = 1.0
 ANSWER = 3.0
 """Seconds that a node has to answer."""
 READ = 2.0
-"""Seconds that a look waits for storage; later ones see what comes later."""
+"""Seconds that a look waits for storage; later ones see later events."""
 SHARE = 0.05
 """Share of time in which reports are made, at most: while somebody looks, one of a job with long logs comes seldom."""
 FORGOTTEN = 60.0
@@ -55,7 +55,7 @@ class JobView:
         directory: Whose event logs were read; empty for none.
         trouble: Reason why they are not read as they are; empty if they are.
         unheard: Pairs of nodes, by rank: the first receives nothing from the second, which answers others.
-        awaited: Description of what the next round waits for; empty while workers run.
+        awaited: Description of the nodes that the next round waits for; empty while workers run.
     """
 
     at: float
@@ -196,7 +196,7 @@ class JobViews:
         self._report = report_on([Log(log.path, settled(log.events, time.time()), log.unreadable) for log in logs])
         self._newest = newest(events)
         took = time.thread_time() - begin
-        # One look in so many: what a report costs is taken from the workers' cores, and from this agent's threads.
+        # One look in so many: a report's time is taken from the workers' cores, and from this agent's threads.
         self._report_at, self._report_wall, self._pause = time.monotonic(), time.time(), took / SHARE
 
     def _trouble(self) -> str:
@@ -211,7 +211,7 @@ class JobViews:
 def settled(events: list[Event], now: float) -> list[Event]:
     """The events of a log up to the last by which time is accounted for, if it still grows.
 
-    What follows belongs to no cause yet: a report of each second would show a different part as unexplained.
+    Later events belong to no cause yet: a report of each second would show a different part as unexplained.
     """
     last = len(events)
     while last and now - events[-1]["time"] < GROWS and events[last - 1]["event"] not in ACCOUNTED:

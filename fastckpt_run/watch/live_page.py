@@ -44,8 +44,8 @@ class LivePage:
 
     Args:
         channel: Asks the agents of other nodes.
-        saver: Has what the workers report and save.
-        actions: Carries out what is asked for with the token.
+        saver: Has the reports and saves of the workers.
+        actions: Carries out requests with the token.
         lines: Events of this launch so far.
         slow: The slow ranks of now, by rank.
         links: Reports of nodes on the links between them; None if the rendezvous of the job has none.
@@ -89,7 +89,7 @@ class LivePage:
         """Give back memory if nobody looks any more."""
         self._views.rest()
 
-    # --- what is read
+    # --- pages to read
 
     def _page(self, request: Request) -> Response:
         if refusal := self._refusal(request):
@@ -155,7 +155,7 @@ class LivePage:
         text = f"this page is served to this machine alone, as {LOCAL} or localhost, not as {name[:100]}\n"
         return Response(text.encode(), status=HTTPStatus.FORBIDDEN)
 
-    # --- what is done
+    # --- actions
 
     def _act(self, request: Request, action: Callable[[], Json]) -> Response:
         if refusal := self._refusal(request):

@@ -133,7 +133,7 @@ class NodeChannel:
         pool = ThreadPoolExecutor(min(at_once, len(nodes)), "fastckpt-ask")
         asked = {pool.submit(self.ask, node, subject, body, timeout, reach=reach): node for node in nodes}
         done, _ = wait(asked, timeout * math.ceil(len(nodes) / at_once))
-        # A question has several waits, each of which may last: what is late is not waited for.
+        # A question has several waits, each of which may last: late answers are not waited for.
         pool.shutdown(wait=False, cancel_futures=True)
         for one in done:
             with contextlib.suppress(OSError, FastckptError, LookupError):  # a node that is lost answers nothing

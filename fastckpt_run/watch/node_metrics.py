@@ -15,11 +15,11 @@ from fastckpt_run.watch.metric_values import MetricValues
 INTERVAL = 10.0
 """Seconds between two looks at a host."""
 STALE = 6
-"""Intervals after which what a probe has found is not shown any more: it does not come back."""
+"""Intervals after which a probe's values are not shown any more: it does not come back."""
 
 
 class Probe:
-    """Looks in a thread of its own at what may hang: file systems and drivers. Nobody waits for it.
+    """Looks in a thread of its own at file systems and drivers, which may hang. Nobody waits for it.
 
     Args:
         name: Of the thread.
@@ -56,7 +56,7 @@ class Probe:
             try:
                 self._found, self._at = self._look(), time.monotonic()
             except OSError:
-                pass  # shown by its absence, once what was found is old
+                pass  # shown by its absence, once the last values are old
             self._wakes.wait(self._interval)
 
 

@@ -1,4 +1,4 @@
-"""The state of one node now: its workers, its checkpoints, and what a loss would cost; as JSON."""
+"""The state of one node now: its workers, its checkpoints, and the cost of a loss; as JSON."""
 
 import math
 import socket
@@ -27,7 +27,7 @@ class NodeStatus:
     """Reports the state of this node; called in any thread.
 
     Args:
-        saver: Has the telemetry of the workers, and what became of their checkpoints.
+        saver: Has the telemetry of the workers, and the state of their checkpoints.
         workers: The workers of the node now.
     """
 

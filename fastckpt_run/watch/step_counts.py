@@ -1,4 +1,4 @@
-"""Counts of the steps of a node's workers that outlive them: what each adds is kept when it is restarted."""
+"""Counts of a node's steps that outlive its workers: a worker's part is kept when it is restarted."""
 
 import threading
 from collections import deque

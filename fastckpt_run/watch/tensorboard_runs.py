@@ -84,7 +84,7 @@ class TensorBoardRuns:
                     run = _Run(self._folder / f"start{point[1]}", point[1])
                 run.write(point)
                 failures = 0
-            # What the disk, the package and protobuf raise: the job goes on, without these points.
+            # Errors of the disk, the package and protobuf: the job goes on, without these points.
             except (OSError, RuntimeError, TypeError, ValueError, ImportError) as error:
                 _close(run)
                 run, failures = None, failures + 1  # its file may be torn: another one follows
@@ -114,7 +114,7 @@ class _Run:
         self._writer: Any = SummaryWriter(str(folder))
 
     def write(self, point: Point) -> None:
-        """Write a point of each curve; raises what the package raises, OSError if the disk does not take it."""
+        """Write a point of each curve; raises the package's errors, and OSError if the disk does not take it."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         step, _, at, values = point

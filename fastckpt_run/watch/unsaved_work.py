@@ -1,4 +1,4 @@
-"""The work that a loss now would cost: what was done since the newest checkpoint of each tier."""
+"""The work that a loss now would cost: the steps since the newest checkpoint of each tier."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,11 +51,11 @@ def unsaved_work(
     """The cost of a loss now for each checkpoint directory that workers have opened.
 
     - Before the first save everything since the workers loaded their state, or were started, is unsaved.
-    - After a resume nothing is: what was loaded counts as a checkpoint of the tier that holds it. If a tier holds only
+    - After a resume nothing is: the loaded state counts as a checkpoint of the tier that holds it. If a tier holds only
       an older one, the difference counts, too.
     - A save that was skipped is none.
-    - Between a failure and the next load nothing is at risk: what was unsaved is lost already.
-    - Directories are independent: a job that saves its model to two of them loses what the one it resumes from lacks.
+    - Between a failure and the next load nothing is at risk: unsaved steps are lost already.
+    - Directories are independent: a job that saves its model to two loses the steps that the one it resumes from lacks.
 
     Args:
         stats: `Saver.report`.
@@ -110,7 +110,7 @@ class _Position:
         return Unsaved(save, done + before, max(0.0, self._now - self._from) + seconds, at_least)
 
     def _before(self, save: SaveId | None, at: float | None) -> tuple[int, float, bool]:
-        """Steps and seconds from a checkpoint to what the workers have loaded, and whether there was more."""
+        """Steps and seconds from a checkpoint to the workers' loaded state, and whether there was more."""
         rank, loaded = self._rank, self._loaded if self._has_loaded else None
         assert rank is not None
         if rank.loaded < 0 or (save is not None and save.step >= rank.loaded):

@@ -48,7 +48,7 @@ class WatchedWorkers:
 
 
 class Watcher:
-    """Looks at the job once a second, and serves what it sees, if the user wants that.
+    """Looks at the job once a second, and serves its observations, if the user wants that.
 
     Args:
         settings: Settings of the job.
@@ -132,7 +132,7 @@ class Watcher:
     def _attempt(self, what: Callable[[], None], name: str) -> None:
         try:
             what()
-        # What watches a job never ends it, nor keeps others from watching.
+        # A watch never ends the job, nor keeps others from watching.
         except Exception:
             if name not in self._failed:
                 logger.warning("watching the job failed in %s; the job goes on", name, exc_info=True)
