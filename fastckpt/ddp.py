@@ -64,7 +64,7 @@ class DdpCheckpointer(BaseCheckpointer):
     """Saves the state of a DDP job to memory and storage, and restores it after a failure.
 
     Every rank constructs one, and calls each method with the same steps. The first rank of each node copies the model;
-    ``rank_state`` has what differs per rank.
+    ``rank_state`` has the state that differs per rank.
 
     Args:
         checkpoint_dir: Directory that all nodes share: a path, or a URL for fsspec, such as ``s3://bucket/run1``.
@@ -214,7 +214,7 @@ class DdpCheckpointer(BaseCheckpointer):
             FastckptError: Another rank failed; names it and the reason.
         """
         # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
-        # 3. refuse a fresh start where other libraries have checkpoints   4. restore what this rank has of its own
+        # 3. refuse a fresh start where other libraries have checkpoints   4. restore this rank's own state
         with self._writer.ranks.sharing_errors():
             return self._resume(arguments.path("resume_path", resume_path))
 
@@ -231,13 +231,13 @@ class DdpCheckpointer(BaseCheckpointer):
         if resumed.state is None:
             refuse_foreign(session.directory, ranks)
         elif resumed.tier != "memory" and not asked:
-            session.expect(self._loaded_sizes)  # what it goes on to save is like what it has loaded
+            session.expect(self._loaded_sizes)  # its next saves are like the loaded checkpoint
         return self._apply(resumed, time.perf_counter() - start)
 
     def _compared(
         self, step: int, state_dict: dict[str, Any], rank_state: dict[str, Any] | None, place: StorageType | None
     ) -> dict[str, Any]:
-        """The files of a save, with what this rank has unlike others."""
+        """The files of a save, with the entries that this rank has unlike others."""
         self._writer.be_ready()
         self._differences.turn(step, lambda: state_dict, persists=place is not StorageType.MEMORY)
         return self._states(state_dict, rank_state)
@@ -282,7 +282,7 @@ class DdpCheckpointer(BaseCheckpointer):
         if resumed.state is None:
             return {}
         state, own = resumed.state
-        self._given = None  # what was given before belongs to another history
+        self._given = None  # arguments from before belong to another history
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
         self.loaded_step, self.loaded_from = step, resumed.tier
         self.rank_state = RankState(own["state"] if own else {}, rank, step)

@@ -18,7 +18,7 @@ from fastckpt.errors import ArgumentError, ConfigError, FastckptError
 __all__ = ["ActivationOffload", "OffloadReport"]
 
 SMALLEST_BUDGET = 4 << 20
-"""With less, what may be on the way out is less than the smallest tensor that is offloaded."""
+"""With less, the tensors on the way out may have fewer bytes than the smallest that is offloaded."""
 MADE_AGAIN = 4
 """Objects in a row, each for one forward, after which a warning says that one is enough."""
 _SIZES = "bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'"
@@ -32,7 +32,7 @@ class ActivationOffload:
     """Writes activations that a forward saves for its backward to an SSD, and reads them ahead of their use.
 
     Enter it around each forward; backwards may be anywhere. Gradients are bitwise equal. The first step is profiled;
-    later ones write what does not fit the budget (docs/guides/offload.md).
+    later ones write tensors that do not fit the budget (docs/guides/offload.md).
 
     Args:
         directory: Existing directory on a local SSD, in which no file is left.
@@ -91,7 +91,7 @@ class ActivationOffload:
 
     @public
     def report(self) -> OffloadReport:
-        """Report of what was written, kept and waited for, and of the plan; prints as a few lines."""
+        """Report of the bytes written and kept, the waits, and the plan; prints as a few lines."""
         self._refuse_if_forked("asked for its report")
         return self._offloader.report()
 
@@ -105,7 +105,7 @@ class ActivationOffload:
 
 
 def _warn_if_made_again(directory: str, forwards: list[int]) -> None:
-    """Warn, once, of an object for each step: what one learns of a step is of use in its own next step alone."""
+    """Warn, once, of an object for each step: a profile of a step is of use in the same object's next step alone."""
     made = _made.setdefault(directory, deque(maxlen=MADE_AGAIN))
     if [count for (count,) in made] == [1] * MADE_AGAIN:
         logger.warning(

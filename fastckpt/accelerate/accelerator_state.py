@@ -58,7 +58,7 @@ _WHOLE = (
 
 
 class AccelerateCheckpointer(BaseCheckpointer):
-    """Saves what ``accelerator.save_state`` saves, under the same names; ``accelerator.load_state`` reads it.
+    """Saves the files of ``accelerator.save_state``, under the same names; ``accelerator.load_state`` reads them.
 
     Every rank constructs one after ``accelerator.prepare``. accelerate loads registered objects with
     ``weights_only=False``, which may run code of a file.

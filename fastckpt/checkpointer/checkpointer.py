@@ -1,4 +1,4 @@
-"""Checkpoints in three lines of a training loop, as often as they are worth what they cost."""
+"""Checkpoints in three lines of a training loop, as often as they are worth their cost."""
 
 import logging
 import os
@@ -159,8 +159,8 @@ class Checkpointer:
             BadCheckpoint: ``step`` does not exist, or cannot be loaded.
             ConfigError: Parts are missing or do not fit; unknown settings; data that cannot skip.
         """
-        # 1. note the script's settings   2. load, or make memory ready   3. set what the script keeps   4. name what no
-        # part takes   5. choose how often to save
+        # 1. note the script's settings   2. load, or make memory ready   3. set the script's kept settings   4. name
+        # unused entries   5. choose how often to save
         back_to = None if step is None else whole_step(step, STEP_OF_RESUME)
         self._script.note(from_script, skip, back_to)
         self._frequency.end()
@@ -209,11 +209,11 @@ class Checkpointer:
         if step == self._step and metrics is None and not (self._repeats or self._writer.place.rank):
             self._repeats = True
             logger.warning("step %d was given again; give each step once, and count on from resume()", step)
-        if step > self._step or metrics is None:  # else it is the same one, with what was measured of it
+        if step > self._step or metrics is None:  # else it is the same one, with its metrics
             self._batches.turn(step)
         self._writer.reach(step)
         self._step = self._unclosed.step = step
-        scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange what they measured
+        scheduled = self._frequency.due(step)  # also for a step with metrics: ranks may exchange measured times
         wanted = Due(True, True) if metrics and not self._measures_alone else scheduled
         due, epoch = self._batches.due(wanted, self._ended_epoch())
         if not (due.snapshot or epoch):
@@ -280,7 +280,7 @@ class Checkpointer:
                 patience = min(patience, RANKS_PATIENCE)
             waits = status is not None and bool(status.persists or (is_first and status.filling))
             if not (waits or may_try_again) or time.monotonic() > start + patience:
-                level = logging.ERROR if is_first else logging.INFO  # what another rank lends goes into later saves
+                level = logging.ERROR if is_first else logging.INFO  # another rank's lent state goes into later saves
                 logger.log(level, "the last step, %d, was not saved: %s", self._step, result.reason)
                 return
             may_try_again = waits

@@ -1,4 +1,4 @@
-"""The gradients of a rank: what micro-batches have added up since the last update."""
+"""The gradients of a rank: the sum over micro-batches since the last update."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class Gradients:
 
     Args:
         model: Its parameters.
-        optimizers: Their steps use up what was added.
+        optimizers: Their steps use up the sum.
         data: Those whose position is that of the last update, if it has ``accumulate``, need none.
         saved: Whether they are part of the state. If not, a save that would need them is warned of, once.
     """
@@ -48,7 +48,7 @@ class Gradients:
         return {"world": RankInfo.from_environment().world_size, "grads": grads}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Take back what `state` gave; parameters that had none have none.
+        """Take back a result of `state`; parameters that had none have none.
 
         Args:
             state: None if this rank saved nothing, because there were fewer ranks, or it was no part of the state.

@@ -58,7 +58,7 @@ class ParameterNames:
     def check(self, saved: Any) -> None:
         """Raise ConfigError if states in a checkpoint would go to other parameters than those of the same names.
 
-        Earlier versions saved no names, and what was renamed has none in common: there is nothing to compare. An
+        Earlier versions saved no names, and a renamed model has none in common: there is nothing to compare. An
         optimizer that finds the parameters of states by itself is left alone.
         """
         if not isinstance(saved, Mapping):

@@ -34,11 +34,11 @@ class ReplicatedBackend(DdpCheckpointer):
 
         Args:
             parts: The state of the run.
-            own: What will be saved with them, to make memory ready if there is no checkpoint.
+            own: State that will be saved with them, to make memory ready if there is no checkpoint.
             step: The one to go back to instead, of those on storage.
 
         Returns:
-            What there is in the checkpoint, by name; empty if nothing was ever saved.
+            The entries of the checkpoint, by name; empty if nothing was ever saved.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.

@@ -32,7 +32,7 @@ _NUMBERS = itertools.count()
 
 
 class SaveFrequency:
-    """Decides when checkpoints of a training run are due; what was measured is part of each checkpoint.
+    """Decides when checkpoints of a training run are due; the measurements are part of each checkpoint.
 
     Args:
         session: Of the checkpointer.
@@ -45,7 +45,7 @@ class SaveFrequency:
 
     Attributes:
         schedule: Decides; None while the run is not resumed.
-        profile_key: What a profile depends on; None before the first `begin`.
+        profile_key: The circumstances of a profile; None before the first `begin`.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class SaveFrequency:
 
         Args:
             step: The step that was resumed.
-            saved: What `state` gave for the checkpoint that was resumed; empty for a new job.
-            options: What else all ranks must be given alike.
+            saved: Result of `state` in the checkpoint that was resumed; empty for a new job.
+            options: Other options that must be equal on all ranks.
             data: The loader, whose length bounds the profiling.
         """
         # 1. gather the options, sizes and lengths of all ranks   2. look for a profile of these circumstances
@@ -85,7 +85,7 @@ class SaveFrequency:
         length = profiling.length(length_hint(data, 0) or None)
         given = {"every": str(self._every), "overhead": str(self._overhead), **options, **self._parts.shared}
         ranks = self._ranks = agreement(place.world_size, self._name)
-        # Of failures what the first rank knows: agents count their own restarts, and each node has its own memory.
+        # Failures as the first rank knows them: agents count their own restarts, and each node has its own memory.
         life = [launch_of(place), place.restart_count, saved.get("life", ())]
         gathered = ranks.gather([given, life, length, size_of(self._model)])
         all_given, (life, *_), lengths, sizes = zip(*gathered, strict=True)

@@ -27,7 +27,7 @@ _RATES = "base_lrs", "max_lrs", "min_lrs"
 
 
 class ScriptSettings:
-    """Reads what the script has set in its optimizers, schedulers and loaders, and sets it again after a load.
+    """Reads the script's settings of its optimizers, schedulers and loaders, and sets them again after a load.
 
     Args:
         parts: The parts of the state by name, as the user gave them.
@@ -53,7 +53,7 @@ class ScriptSettings:
         self._rates: list[tuple[Any, str, Any]] = []
 
     def note(self, wanted: Collection[str], skip: object, step: int | None) -> None:
-        """Note what the script has set, before a load, and what it asks for; raises ConfigError if it cannot have that.
+        """Note the script's settings before a load, and its requests; raises ConfigError for an impossible one.
 
         Args:
             wanted: Names of settings of the script to set again after the load.
@@ -81,13 +81,13 @@ class ScriptSettings:
                 )
 
     def apply(self, step: int, saved: Any) -> None:
-        """Set after a load what the script keeps; a schedule goes on as the script's does at its step.
+        """Set the script's kept settings after a load; a schedule goes on as the script's does at its step.
 
         Schedules that compute each rate from the one before go on from the saved one, times how much the first changed.
 
         Args:
             step: The one that was loaded: batches are skipped after that which the script goes back to, and no other.
-            saved: What the checkpoint has of `left`; None if it is of an earlier version.
+            saved: Result of `left` in the checkpoint; None if it is of an earlier version.
         """
         self._saved = saved if isinstance(saved, Mapping) else {}
         names = {*self._wanted, *(("max_lr", "min_lr") if RATE in self._wanted else ())}
@@ -136,7 +136,7 @@ class ScriptSettings:
         return found
 
     def _places(self, wanted: str = "") -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
-        """The name of each setting, what has it, and its name there; of all, or of the name that is wanted."""
+        """The name of each setting, its owner, and its name there; of all, or of the name that is wanted."""
         for name, owner, key in (*self._options(), *self._arguments()):
             if wanted in ("", name) and _is_plain(owner[key]):
                 yield name, owner, key

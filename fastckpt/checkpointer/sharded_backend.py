@@ -42,7 +42,7 @@ class ShardedBackend(FsdpShardCheckpointer):
         """Sharded state of these parts: the model, its optimizers, and other sharded objects.
 
         Args:
-            parts: By name: "model", which is in no wrapper of torch's, "optimizer", "scheduler", and what a user named.
+            parts: By name: "model", which is in no wrapper of torch's, "optimizer", "scheduler", and a user's names.
             gradients: Whether ``.grad`` of the parameters is to be saved for each rank.
             staged: Whether other ranks have other models, as of the stages of a pipeline.
 
@@ -113,7 +113,7 @@ def _optimizers(given: Part) -> tuple[Optimizer, ...]:
 
 
 def _check(model: Module, optimizers: Sequence[Optimizer], gradients: bool) -> None:
-    """Raise ConfigError for what cannot be saved."""
+    """Raise ConfigError for a state that cannot be saved."""
     ours = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         if any(id(parameter) not in ours for parameter in parameters_of(optimizer)):
@@ -135,7 +135,7 @@ def _is_sharded(module: Module) -> bool:
 
 
 def _check_whole(common: Mapping[str, Any]) -> None:
-    """Raise ConfigError if what ranks should have in common has shards: such as the state of an optimizer."""
+    """Raise ConfigError if state that ranks should have in common has shards: such as that of an optimizer."""
     for name, state in common.items():
         if any(isinstance(each, DTensor | ShardedTensor) for each in tree_leaves(state)):
             raise ConfigError(

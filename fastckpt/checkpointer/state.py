@@ -149,7 +149,7 @@ class TrainingState:
         return pairs
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
+        """Take back a result of `state`; raises ConfigError, before anything is changed, if parts do not fit."""
         for (part, state), name in zip(self.check(common), self._names, strict=True):
             _take_seed(part, state)
             if name in self._loaders and ("foreign" in state or _is_ours(part)):

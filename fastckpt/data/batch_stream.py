@@ -29,7 +29,7 @@ class BatchStream:
         loader: Makes torch's DataLoader of a sampler of requests, and a generator for the seeds of its workers.
         rank: This rank.
         accumulate: Batches per optimizer step.
-        ahead: Whether the loop counts by itself what was used.
+        ahead: Whether the loop counts used batches by itself.
         keeps: Whether the generators of this process are put back after each batch.
     """
 
@@ -132,7 +132,7 @@ class BatchStream:
                 raise RuntimeError(
                     f"epoch {self.epoch} broke off before its end: the data set or collate_fn raised StopIteration"
                 )
-            # The position moves here, when the batch is handed out: what workers have prefetched never counts.
+            # The position moves here, when the batch is handed out: prefetched batches never count.
             answer = SourceAnswer.END if mark is None else self._source.reached(mark)
             if answer is SourceAnswer.END:
                 if not self._goes_round():
@@ -192,8 +192,8 @@ class BatchStream:
     def _answer(self, answers: Iterator[Any]) -> tuple[Any, Any]:
         """The next answer; twice None at the end.
 
-        What a worker raised carries the worker's stack as text. torch raises it in frames that refer to themselves and
-        to the iterator. That would keep its workers until they are collected as garbage, and then wait 5 s for each.
+        A worker's error carries the worker's stack as text. torch raises it in frames that refer to themselves and to
+        the iterator. That would keep its workers until they are collected as garbage, and then wait 5 s for each.
         """
         try:
             mark, batch = next(answers)
@@ -210,7 +210,7 @@ class BatchStream:
 
 
 class _Requests:
-    """A sampler for DataLoader: what to ask the workers for."""
+    """A sampler for DataLoader: the requests to the workers."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -56,7 +56,7 @@ class ResumableDataLoader(BatchStream):
         seeding: Seed generators before each "sample" or "batch", or "none".
         accumulate: Batches per optimizer step; the state is that of the last whole step. `Checkpointer` sees steps
             itself.
-        ahead: The loop prefetches; the state is that of what ``used`` counted.
+        ahead: The loop prefetches; the state is that of the batches that ``used`` counted.
 
     Raises:
         ConfigError: Arguments do not fit together, or their order cannot be continued.

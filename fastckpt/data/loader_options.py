@@ -16,7 +16,7 @@ Seeding = Literal["sample", "batch", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class RequestedLoader:
-    """The arguments of a `ResumableDataLoader` that decide what it draws from.
+    """The arguments of a `ResumableDataLoader` that decide its source of samples.
 
     Raises:
         ConfigError: They do not go together.

@@ -1,4 +1,4 @@
-"""Setup of a loader worker: what a data set sees of it, and its end with its rank."""
+"""Setup of a loader worker: a data set's view of it, and its end with its rank."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from fastckpt.errors import ConfigError
 
 
 class WorkerSetup:
-    """Runs first in each loader worker: makes ``get_worker_info()`` return what it would with a plain DataLoader.
+    """Runs first in each loader worker: makes ``get_worker_info()`` return the same as with a plain DataLoader.
 
     Args:
         init: The user's ``worker_init_fn``.

@@ -74,7 +74,7 @@ class DrawnOrder:
     """Order of a user's sampler or batch sampler, drawn when an epoch begins with generators seeded for it.
 
     Args:
-        sampler: Must be finite and the same on all ranks; what it draws must come from the default generators.
+        sampler: Must be finite and the same on all ranks; its random numbers must come from the default generators.
 
     Raises:
         ConfigError: It has no length; it, or a sampler that it wraps, keeps a generator of its own, or shards by
@@ -114,7 +114,7 @@ class DrawnOrder:
         return [keys[position % len(keys)] for position in positions]
 
     def identity(self, seed: int, epoch: int) -> int:
-        """A checksum of what the sampler gives."""
+        """A checksum of the sampler's keys."""
         return self._keys(seed, epoch)[1]
 
     def _keys(self, seed: int, epoch: int) -> tuple[Sequence[Any], int]:

@@ -31,7 +31,7 @@ class SampleRequest(NamedTuple):
         seed: That of the order.
         epoch: From 0.
         places: The position in the epoch of each key; of the batch alone, if a batch sampler made it.
-        keys: What the data set is asked for.
+        keys: The data set's keys to read.
     """
 
     after: int
@@ -45,7 +45,7 @@ class SampleReader:
     """Asks a data set for a batch, each sample with generators that are seeded for it.
 
     A generator is seeded once something was drawn from it. The batch in which that happens first is asked for again, so
-    what comes out is as if all were seeded always.
+    the samples are as if all were seeded always.
 
     Args:
         dataset: The user's; ``__getitems__`` is used where it has one, as DataLoader does.
@@ -78,7 +78,7 @@ class SampleReader:
             try:
                 with SeedWatch() if self._is_first else nullcontext() as seed_watch:
                     batch = self._produce(request)
-            except Exception as error:  # noqa: BLE001 (it may follow from what was drawn)
+            except Exception as error:  # noqa: BLE001 (it may follow from drawn numbers)
                 failure = error
             drawn = watch.moved()
             if restores:
@@ -108,7 +108,7 @@ class SampleReader:
         else:
             samples = self._fetch(keys)
         if self._drawn:
-            # A key of its own: collate_fn must not draw what the last sample has drawn.
+            # A key of its own: collate_fn must not draw the same numbers as the last sample.
             seed_generators(mix(COLLATE, seed, epoch, first, 0), self._drawn)
         return self._collate(samples if self._batched else samples[0])
 
@@ -142,7 +142,7 @@ class Samples(Source):
     """The position in the order of a data set.
 
     Args:
-        reader: What the workers get.
+        reader: The workers' reader.
         order: Of samples; of whole batches of samples, if a batch sampler made them.
         split: How ranks share it.
         position: Shared with a `ResumableSampler`.

@@ -1,4 +1,4 @@
-"""Sources of a loader: what to ask its workers for, and how far their answers bring the position."""
+"""Sources of a loader: requests to its workers, and how far their answers bring the position."""
 
 import enum
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ class Source(ABC):
     """The part that lives in the main process: it keeps the position, here one cursor for all ranks.
 
     Args:
-        reader: What the workers get.
+        reader: The workers' reader.
         position: Where to begin.
     """
 
@@ -91,7 +91,7 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, common: Mapping[str, Any]) -> None:
-        """Take over what was common; raises ConfigError if it does not fit."""
+        """Take over the common part; raises ConfigError if it does not fit."""
 
     def load_own(self, own: Mapping[str, Any]) -> None:
         """Take over this rank's part; raises ConfigError if there should be none."""

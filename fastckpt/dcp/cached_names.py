@@ -19,7 +19,7 @@ States = tuple[dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class _Names:
-    """The names that torch has found, and what they follow from.
+    """The names that torch has found, and the state from which they follow.
 
     Attributes:
         entries: Of the model's state.
@@ -64,13 +64,13 @@ _found: weakref.WeakKeyDictionary[Module, _Names] = weakref.WeakKeyDictionary()
 def named_state(model: Module, optimizers: tuple[Optimizer, ...]) -> States:
     """The result of torch's ``get_state_dict``, in a tenth of the time once names are cached.
 
-    Torch walks through the model three times for the name of each parameter. The names follow from what `_Names.hold`
-    compares, unless a wrapper such as FSDP1 or DDP changes them: these are left to torch.
+    Torch walks through the model three times for the name of each parameter. The names follow from the values that
+    `_Names.hold` compares, unless a wrapper such as FSDP1 or DDP changes them: these are left to torch.
     """
     names = _found.get(model)
     if names is not None and names.hold(model, optimizers) and all(optimizer.state for optimizer in optimizers):
         state = model.state_dict()
-        # Other entries than those that torch has named, say by a hook of the model, are left to torch's own function.
+        # Entries that torch has not named, such as those of a model's hook, are left to torch's own function.
         if list(state) == names.entries:
             return state, names.rename(optimizers)
     states: States = get_state_dict(model, optimizers)

@@ -1,4 +1,4 @@
-"""Two forms of a call that saves: a state dict, or a model and what goes with it, as in DLRover."""
+"""Two forms of a call that saves: a state dict, or a model and its companions, as in DLRover."""
 
 from collections.abc import Sequence
 from typing import Any

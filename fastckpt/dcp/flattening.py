@@ -1,4 +1,4 @@
-"""Takes a state apart as DCP's planner does: its leaves, and of each what a plan of saves depends on."""
+"""Takes a state apart as DCP's planner does: its leaves, and their properties on which a plan of saves depends."""
 
 import pickle
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def _layout(leaf: Any) -> Any:
 
 
 class Archiver:
-    """Resolves items to what is written of them, and remembers the archives of Python values that stay as they are."""
+    """Resolves items to the bytes to write, and remembers the archives of Python values that stay as they are."""
 
     def __init__(self, *, weights_only: bool = True) -> None:
         self._archives: dict[str, tuple[bytes, bytes]] = {}
@@ -94,7 +94,7 @@ class Archiver:
     def data(self, leaves: Leaves, item: FlatItem) -> torch.Tensor | bytes:
         """The local shard, or the archive of a value.
 
-        Raises what torch.save raises, with the leaf's name; NotLoadable for a value that would not load.
+        Raises torch.save's errors, with the leaf's name; NotLoadable for a value that would not load.
         """
         leaf = leaves[item.name]
         if item.offsets is None:

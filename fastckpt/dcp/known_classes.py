@@ -25,19 +25,19 @@ _RECORDS = (
     planner.TensorWriteData,
     planner.WriteItem,
 )
-"""Classes of plain attributes: an object is made without its constructor, and then given what the pickle has of it."""
+"""Classes of plain attributes: an object is made without its constructor, and then given the pickle's attributes."""
 _ENUMS: tuple[type[Enum], ...] = (*PICKLED_ENUMS, planner.WriteItemType)
 _VALUES = torch.dtype, torch.layout, torch.memory_format
 
 
 class _Refused(pickle.UnpicklingError):
-    """A pickle names, or would change, what it may not."""
+    """A pickle names, or would change, a forbidden object."""
 
 
 class _Sealed(type):
-    """The type of what stands for a class or a function that a pickle names: it can be called, and not be changed.
+    """The type of stand-ins for classes and functions that a pickle names: they can be called, and not be changed.
 
-    A pickle may set attributes of all that it names. Of the class itself it would change what all others do with it.
+    A pickle may set attributes of all objects that it names. On the class itself this would affect all its users.
     """
 
     def __setattr__(cls, name: str, value: object) -> None:
@@ -95,8 +95,8 @@ def unpickled(file: IO[bytes], name: str, remedy: str = "") -> Any:
 
     Args:
         file: Open for reading.
-        name: What to call it in errors.
-        remedy: What a user can do about one that names something else.
+        name: Its name in errors.
+        remedy: A user's remedy for one that names something else.
 
     Raises:
         UnpicklingError: It names something else, or is damaged.
@@ -114,7 +114,7 @@ def unpickled(file: IO[bytes], name: str, remedy: str = "") -> Any:
 
 @contextmanager
 def _unchanged() -> Iterator[None]:
-    """Give members of enums back what a pickle has set of them, and refuse it: each is one object for all."""
+    """Restore attributes of enum members that a pickle has set, and refuse it: each is one object for all."""
     members = [member for kind in _ENUMS for member in kind]
     before = [dict(vars(member)) for member in members]
     try:

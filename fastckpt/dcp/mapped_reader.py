@@ -19,7 +19,7 @@ from fastckpt._core.torch_private.sharding import narrow_tensor_by_index
 class MappedReader(FileSystemReader):
     """Reads a directory of DCP as its base does, in less than half the time: each tensor is copied once.
 
-    What is not laid out as torch.save lays out a plain contiguous tensor, or not aligned, is left to the base.
+    Tensors that are not laid out as torch.save's plain contiguous ones, or not aligned, are left to the base.
     """
 
     _headers = Headers()

@@ -68,7 +68,7 @@ def _claim(staged: bool, groups: dict[str, str], shards: list[tuple[str, Ranks, 
 
 
 def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
-    """The ranks that have shards of this tensor, and this rank's; none of what is no shard."""
+    """The ranks that have shards of this tensor, and this rank's; none of a value that is no shard."""
     if type(leaf) is DTensor:
         return tuple(leaf.device_mesh.mesh.flatten().tolist()), local_part(leaf)
     if isinstance(leaf, ShardedTensor) and (own := leaf.local_shards()):
@@ -80,7 +80,7 @@ def check_one(model: Module, ranks: Agreement, world: int) -> None:
     """Raise ConfigError, in all ranks, if they have models of several stages; reads shards as `claim` does."""
     flat = flat_parameters(model)
     other_weights(model, ranks, shapes=not flat)
-    if flat:  # to gather what FSDP1 has is a collective, and needs room
+    if flat:  # to gather FSDP1's state is a collective, and needs room
         mine = _claim(False, {}, [each for each in flat if len(each[2]) < world])
     else:
         leaves = flattened({"model": get_model_state_dict(model)})

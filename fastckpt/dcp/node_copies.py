@@ -17,15 +17,15 @@ def copies_for_nodes(
     Each item is copied by the rank of the node that has the least to write so far.
 
     Args:
-        offers: What each rank has.
-        plans: What each rank writes of that.
+        offers: The items of each rank.
+        plans: The items that each rank writes.
         nodes: On which node each rank is.
     """
     there: dict[int, set[MetadataIndex]] = {node: set() for node in nodes}
     load: Counter[int] = Counter()
     for rank, plan in enumerate(plans):
-        # 1. what each node writes anyway, and how much each rank writes   2. what a node's ranks have and none of them
-        # writes   3. each of these to the rank with the least to write
+        # 1. what each node writes anyway, and how much each rank writes   2. items that a node's ranks have and
+        # none of them writes   3. each of these to the rank with the least to write
         there[nodes[rank]] |= {item.index for item in plan.items}
         load[rank] = sum(map(_size, plan.items))
     wanted: dict[tuple[int, MetadataIndex], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Messages by which ranks plan their saves together, and what a rank knows of such a plan."""
+"""Messages by which ranks plan their saves together, and a rank's knowledge of such a plan."""
 
 import io
 import pickle
@@ -37,12 +37,12 @@ class Overtaken(Exception):
 
 
 class PlanMailbox(StoreMailbox):
-    """Messages of what a `SavePlan` may consist of, by the numbers of plans.
+    """Messages of the parts of a `SavePlan`, by the numbers of plans.
 
     A rank waits for a message of a plan, or for the word that another plan is called for, whichever comes first. The
-    store can wait for all of several keys only, and one that is asked again and again, by all ranks, does nothing else.
-    So each stage of a plan has a bell, a key that is set when its messages are there, or when another plan is called
-    for: then there is nothing to wait for.
+    store can wait for all of several keys only, and one that all ranks poll does nothing else. So each stage of a plan
+    has a bell. This key is set when the messages of the stage are there, or when another plan is called for: then there
+    is nothing to wait for.
     """
 
     def encode(self, message: Any) -> bytes:
@@ -50,7 +50,7 @@ class PlanMailbox(StoreMailbox):
         return pickle.dumps(message)
 
     def decode(self, data: bytes) -> Any:
-        """The message; raises UnpicklingError for what is no part of a plan."""
+        """The message; raises UnpicklingError for data that is no part of a plan."""
         return unpickled(io.BytesIO(data), "a message of another rank")
 
     def ring(self, number: int, stage: Stage) -> None:
@@ -117,7 +117,7 @@ class PlanMailbox(StoreMailbox):
             self.replace_word(_bell_of(meeting), _RUNG)
 
     def clear(self, number: int, nodes: Iterable[int]) -> None:
-        """Remove what no rank waits for any more, because all have begun another plan."""
+        """Remove messages for which no rank waits any more, because all have begun another plan."""
         for key in ("metadata", *(f"index/{node}" for node in nodes)):
             self.remove(f"{number}/{key}")
         for key in (
@@ -128,7 +128,7 @@ class PlanMailbox(StoreMailbox):
             self.remove(key, pieces=1)
 
     def end_barrier(self, key: str) -> None:
-        """Remove what `barrier` has left, once all have returned."""
+        """Remove the keys of `barrier`, once all have returned."""
         for each in (key, _full(key), _bell_of(key)):
             self.remove(each, pieces=1)
 
@@ -173,7 +173,7 @@ class PlanRound:
         number: Counts the plans.
         called: The save at which a rank called for it; None for the first, which all expect.
         structure: Of the state that this rank has offered to the plan; None before that.
-        items: What the plan has this rank write, in each of its files; None until it is known.
+        items: Those that the plan has this rank write, in each of its files; None until they are known.
         since: The first save that may follow the plan.
         spans: Where the items are in these files; None until this rank has reported it.
         described: The files that say where each item is stored, for the first local rank.
@@ -197,8 +197,8 @@ class Assigned:
     Attributes:
         number: Of the plan.
         nodes: On which node each rank is.
-        shards: What each rank writes.
-        copies: What it writes of that of other nodes.
+        shards: The items that each rank writes.
+        copies: The items of other nodes that it writes, too.
     """
 
     number: int

@@ -41,7 +41,7 @@ class PlannerOfValues:
         planner: Any = self._planner
         name = item.dest_index.fqn
         if getattr(planner.load_bytes, "__func__", None) is not DefaultLoadPlanner.load_bytes:
-            # It gets an archive that was made here: what it makes of the bytes of a file is unknown.
+            # It gets an archive that was made here: how it reads the bytes of a file is unknown.
             planner.load_bytes(item, _archive(value))
         elif planner.flatten_state_dict:  # as torch's does
             set_element(planner.original_state_dict, planner.mappings[name], value)
@@ -50,7 +50,7 @@ class PlannerOfValues:
 
 
 def check_shards(folder: Path) -> None:
-    """Look whether what a framework is about to load by torch's own reader, which unpickles anything, runs no code.
+    """Check that files run no code when a framework loads them by torch's own reader, which unpickles anything.
 
     Raises UnpicklingError for ``.metadata`` or a value, in a folder or in those of it, that names a class which is not
     allowed; BadCheckpoint for ``.metadata`` that is not as torch writes it.

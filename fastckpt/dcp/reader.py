@@ -1,4 +1,4 @@
-"""Storage reader for DCP: loads what the ranks have chosen and verified, from shared memory if it is there."""
+"""Storage reader for DCP: loads the checkpoint that ranks have verified, from shared memory if it is there."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ logger = logging.getLogger("fastckpt")
 
 
 TOGETHER = 30.0
-"""Seconds in which all ranks come to read what they have planned: a planner's ``finish_plan`` alone is in between."""
+"""Seconds in which all ranks come to read their plans: a planner's ``finish_plan`` alone is in between."""
 
 
 class FoundCheckpoint(NamedTuple):
@@ -50,7 +50,7 @@ class FoundCheckpoint(NamedTuple):
 
     Attributes:
         files: Where they are.
-        metadata: What it consists of, and in which file each part is.
+        metadata: Its parts, and in which file each is.
         copies: Parts that are in this node's memory, too.
     """
 
@@ -148,7 +148,7 @@ class SharedMemoryReader(MappedReader):
 
     @saying_why
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The metadata of the checkpoint that is loaded; raises what `find` raises, or that there is none."""
+        """The metadata of the checkpoint that is loaded; raises the errors of `find`, or that there is none."""
         # A save since `find` may have reused the slot that was chosen. All ranks ask, because one may have skipped it.
         is_old = self._found is None or self._found[1] != self._saves.last
         if any(self._writer.ranks.gather(is_old)):
@@ -168,21 +168,21 @@ class SharedMemoryReader(MappedReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """See that the checkpoint has each item of the plan; raises BadCheckpoint.
 
-        No rank waits for another here: DCP has not exchanged yet what planners have raised on some of them.
+        No rank waits for another here: DCP has not exchanged yet the errors of planners on some of them.
         """
         self._locate(plan)
         return plan
 
     def _complete(self, plan: LoadPlan, ranks: Agreement) -> None:
-        """See that each rank finds what its plan needs, be it in the memory of other nodes; else all choose storage.
+        """See that each rank finds the items of its plan, be it in the memory of other nodes; else all choose storage.
 
-        The memory of one of several nodes has what its ranks had when they saved. In another sharding they may need
-        what others had.
+        The memory of one of several nodes has the items of its own ranks when they saved. In another sharding they may
+        need those of others.
         """
         try:
             lacking = ranks.gather((self._writer.place.group_rank, self._locate(plan)), within=TOGETHER)
         except dist.DistStoreError as error:
-            # DCP exchanges what a planner's finish_plan has raised after the reads only.
+            # DCP exchanges errors of a planner's finish_plan after the reads only.
             raise FastckptError(
                 f"the load that was planned cannot be read: {error}. Its planner's finish_plan has raised an error "
                 "there, which follows, or takes longer: do such work in create_local_plan"
@@ -258,17 +258,17 @@ class SharedMemoryReader(MappedReader):
         self._reading = found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan says into the caller's tensors.
+        """Read the items of the plan into the caller's tensors.
 
-        What a rank cannot unpickle is passed over, in all ranks, for an older checkpoint of the same structure.
+        A checkpoint that a rank cannot unpickle is skipped, in all ranks, for an older one of the same structure.
 
         Raises:
-            NoLoadableCheckpoint: A rank finds no memory for it, say, which is no reason to pass it over.
-            BadCheckpoint: What else there is, is a state of another structure.
+            NoLoadableCheckpoint: A rank finds no memory for it, for example, which is no reason to skip it.
+            BadCheckpoint: The other checkpoints are states of another structure.
             FastckptError: Another rank has failed: names it, and the reason.
             FastckptError: A rank did not come to read.
         """
-        # 1. bring what ranks lack   2. read, and vote, until all have read the same   3. release what was read
+        # 1. bring missing parts   2. read, and vote, until all have read the same   3. release the checkpoint
         if self._writer.weights_only:
             planner = cast(LoadPlanner, PlannerOfValues(planner, self._place_of))
         # Of this load alone: a rank whose planner fails now does not come, and would be a round behind ever after.
@@ -294,7 +294,7 @@ class SharedMemoryReader(MappedReader):
                     done = super().read_data(plan, planner)
             except LOAD_ERRORS as caught:
                 error = caught
-            # Also so that no rank removes what others, for which it has downloaded it, still read.
+            # Also so that no rank removes files that it has downloaded for others, while they read them.
             faults = ranks.gather(error and Fault.of(error, Phase.APPLYING, found.tier))
             if not any(faults):
                 return found, done

@@ -54,9 +54,9 @@ class ShardPlans:
     DCP's plan has the items that each rank writes, and ``.metadata`` their places. It depends on the structure of the
     state alone, so all ranks make it once, over the store of the process group. Each rank offers its local plan, and
     the first rank answers with the parts to write. Each then reports their places in its file, and the first rank makes
-    ``.metadata`` of these. What several ranks have, one of them writes. Of several nodes, one on each copies it, so
-    that a node's memory has all that its own ranks need; these copies are not persisted. Later saves ask the store for
-    one key, and the other ranks for nothing.
+    ``.metadata`` of these. An item that several ranks have is written by one of them. Of several nodes, one rank on
+    each copies it, so that a node's memory has all that its own ranks need; these copies are not persisted. Later saves
+    ask the store for one key, and the other ranks for nothing.
 
     A rank whose state does not fit the plan any more finds that out by itself. It skips this save, and calls all ranks
     to another plan under that key. Training's own collectives come between two saves: no rank ends those of the next
@@ -65,7 +65,7 @@ class ShardPlans:
 
     - No rank waits in the save in which the call was made, since others may not have seen it, and may be training by
       now. Where it waits, it does so until another call, or until a deadline; then it skips the save and trains on.
-      What it has sent stays in the mailbox, so the plan is made in whichever save the last rank comes to.
+      Its messages stay in the mailbox, so the plan is made in whichever save the last rank comes to.
     - In a save that all ranks make ``together`` they wait for each other anyway, and so plan in it.
     - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and none follows
       the new one in saves before that in which the last offer was made.
@@ -207,7 +207,7 @@ class ShardPlans:
         self._round.structure = shape
 
     def _join(self, leaves: Leaves, save: SaveId) -> list[ShardPlan]:
-        """Do what is left of the plan, with all ranks."""
+        """Do the rest of the plan, with all ranks."""
         end = time.monotonic() + DEADLINE
         try:
             with self._stall("plan", DEADLINE), metrics.phase("snapshot.plan", step=save.step):
@@ -217,7 +217,7 @@ class ShardPlans:
             raise Unplanned(f"the other ranks did not come to plan this save within {DEADLINE:g} s") from error
 
     def _plan(self, leaves: Leaves, end: float) -> list[ShardPlan]:
-        # 1. rank 0: choose who writes what, of all offers   2. all: lay out the own file, and report where each item is
+        # 1. rank 0: assign all offered items to ranks   2. all: lay out the own file, and report where each item is
         # 3. rank 0: make `.metadata` of that   4. the first rank of each node: receive it
         mailbox, now, place = self._mailbox, self._round, self._place
         if place.rank == 0 and (self._assigned is None or self._assigned.number != now.number):
@@ -260,7 +260,7 @@ class ShardPlans:
             plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
             copies = copies_for_nodes(offers, plans, nodes)
             self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
-        # What DCP's planner raises for states that do not go together.
+        # Errors of DCP's planner for states that do not go together.
         # Sent to all ranks, so that all raise it and none waits.
         except (ValueError, AssertionError) as error:
             plans, copies, objection = [SavePlan([]) for _ in ranks], [[] for _ in ranks], str(error)
@@ -271,12 +271,12 @@ class ShardPlans:
             # plan would lack the parts of ranks that offered later.
             self._mailbox.put(f"{number}/items/{rank}", (objection, max(saves), items))
         self._mailbox.ring(number, Stage.ASSIGNED)
-        # The store keeps all keys in memory for the whole job: what everybody has read is removed.
+        # The store keeps all keys in memory for the whole job: messages that everybody has read are removed.
         self._clear(f"{number}/offer/{rank}" for rank in ranks)
         self._mailbox.clear(number - 1, {*nodes})
 
     def _describe(self, end: float) -> None:
-        """Make ``.metadata`` of what was planned, and where all ranks have it; and the index of each node's copies."""
+        """Make ``.metadata`` of the plan and of the items' places on all ranks; and the index of each node's copies."""
         assert self._assigned is not None
         plan, number = self._assigned, self._assigned.number
         storage: dict[MetadataIndex, Any] = {}

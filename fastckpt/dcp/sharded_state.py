@@ -105,7 +105,7 @@ class ShardedModel:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, full: bool = False) -> None:
-        """Take over shards, or a ``full`` state; raises what torch's ``load_state_dict`` raises."""
+        """Take over shards, or a ``full`` state; raises the errors of torch's ``load_state_dict``."""
         set_model_state_dict(self._model, dict(state), options=StateDictOptions(full_state_dict=full))
 
 
@@ -164,7 +164,7 @@ class ShardedOptimizers:
         return ShardedState({STATE: kept, GROUPS: options})
 
     def _make_room(self, states: dict[str, Any], saved: Mapping[str, Any], metadata: Metadata) -> None:
-        """Add to states what optimizers make after their first step only."""
+        """Add to states the values that optimizers make after their first step only."""
         there, _ = flatten_state_dict({self.name: {STATE: states}})
         late = {name: path for name, path in saved.items() if name not in there}
         weights = get_model_state_dict(self._model) if late else {}
@@ -219,7 +219,7 @@ class ShardedOptimizers:
 
 @contextmanager
 def as_before_on_error(parts: Iterable[object]) -> Iterator[None]:
-    """Give optimizers of which a state was to be loaded back what they had, if that fails: room was made for it."""
+    """Give optimizers their old state back if a load into them fails: room was made for it."""
     optimizers = [each for part in parts if isinstance(part, ShardedOptimizers) for each in part.optimizers]
     before = [dict(each.state) for each in optimizers]
     try:
@@ -233,7 +233,7 @@ def as_before_on_error(parts: Iterable[object]) -> Iterator[None]:
 
 
 def check_steps(optimizers: Iterable[Optimizer]) -> None:
-    """Raise ConfigError for one whose state torch could not load: it makes a first step to have what to load into."""
+    """Raise ConfigError for one whose state torch could not load: it makes a first step to create the state."""
     for each in optimizers:
         closure = signature(type(each).step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:

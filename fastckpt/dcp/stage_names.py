@@ -1,4 +1,4 @@
-"""Names of what the stages of a pipeline save: each stage has a place of its own in a checkpoint of all."""
+"""Names of the states of a pipeline's stages: each stage has a place of its own in a checkpoint of all."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ class StageNames:
     """Puts the name of a rank's stage before all names of its state in a checkpoint, and takes it away in a load.
 
     Args:
-        stage: What the ranks that share this stage call it, alike: a number or a word. None: there are no stages.
+        stage: Its name, equal on the ranks that share this stage: a number or a word. None: there are no stages.
 
     Raises ConfigError if it is neither.
 

@@ -32,9 +32,9 @@ class Staging(dict[str, Any]):
             self._thread = self._thread or threading.current_thread()
 
     def settle(self) -> None:
-        """Return when a device has written what it was to write to it before it was staged.
+        """Return when a device has done its writes to it from before it was staged.
 
-        The current thread's copies come after what was launched in its own current stream alone.
+        The current thread's copies come after kernels of its own current stream alone.
         """
         if self._written is not None:
             self._written.synchronize()

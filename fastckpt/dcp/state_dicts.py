@@ -1,4 +1,4 @@
-"""State dicts for DCP, and back: of a model, its optimizers, and what is saved with them."""
+"""State dicts for DCP, and back: of a model, its optimizers, and states that are saved with them."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -88,7 +88,7 @@ def sharded_parts(model: Module, optimizers: tuple[Optimizer, ...]) -> list[Shar
 
 
 def optimizers_of(given: Optimizers | None) -> tuple[Optimizer, ...]:
-    """The optimizers that a user gives, one or several; raises ArgumentError for what is none."""
+    """The optimizers that a user gives, one or several; raises ArgumentError for other objects."""
     found: tuple[Any, ...] = () if given is None else (given,)
     if isinstance(given, Iterable) and not isinstance(given, str | Mapping | Optimizer):
         found = tuple(given)
@@ -98,14 +98,14 @@ def optimizers_of(given: Optimizers | None) -> tuple[Optimizer, ...]:
 
 
 class WholeLoadPlanner(DefaultLoadPlanner):
-    """Plans loads of what the checkpoint has by these very names.
+    """Plans loads of entries that the checkpoint has by exactly these names.
 
     torch's takes a checkpoint that has more than a rank's state for one of torch 2.3, with other names: such as if a
     rank has no shard of some tensor of FSDP1.
     """
 
     def create_local_plan(self) -> LoadPlan:
-        """Plan the reads of this rank; raises ConfigError for what the checkpoint lacks, or has in another shape."""
+        """Plan the reads of this rank; raises ConfigError for entries that are missing, or of another shape."""
         assert self.metadata is not None
         there = self.metadata.state_dict_metadata
         missing = sorted(self.state_dict.keys() - there.keys())
@@ -130,7 +130,7 @@ class Extra:
     """The entries of a checkpoint that are not of these states.
 
     Attributes:
-        leaves: What DCP is to load into, by the names of the leaves: tensors, and None for Python values.
+        leaves: The targets of DCP's load, by the names of the leaves: tensors, and None for Python values.
     """
 
     def __init__(self, metadata: Metadata, names: Collection[str]) -> None:

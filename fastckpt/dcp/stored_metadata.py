@@ -35,7 +35,7 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
     StorageInfo: {"relative_path": (str,), "offset": (int,), "length": (int,)},
     **{kind: {"dtype": (torch.dtype,)} for kind in PICKLED_PROPERTIES},
 }
-"""The types of what is read of each part."""
+"""The types of the attributes that are read of each part."""
 _ENTRIES = TensorStorageMetadata, BytesStorageMetadata
 LONGEST_LIST = 1 << 20
 """Items of a list in a state, at most: torch makes all that come before the one that has an entry."""
@@ -46,8 +46,8 @@ def read_metadata(path: Path, *, weights_only: bool) -> Metadata:
 
     Args:
         path: The file.
-        weights_only: Whether it may name nothing but what torch.distributed.checkpoint writes; else it may run any
-            code, and is taken as it is.
+        weights_only: Whether it may name only the classes that torch.distributed.checkpoint writes; else it may run
+            any code, and is taken as it is.
 
     Raises:
         UnpicklingError: It names something else, or is damaged.
@@ -130,7 +130,7 @@ def _is_path(path: tuple[object, ...]) -> bool:
 
 
 def _is(part: Any, kind: type) -> bool:
-    """Return whether it is of this kind, and what is read of it is of the kinds that it should be."""
+    """Return whether it is of this kind, and its attributes that are read are of theirs."""
     if type(part) is not kind:
         return False
     held = vars(part)

@@ -32,7 +32,7 @@ from fastckpt.errors import ConfigError, StepError
 logger = logging.getLogger("fastckpt")
 
 ROOM_DEADLINE = 600.0
-"""Seconds that a save waits for storage to take what was saved before, if memory has no room for both."""
+"""Seconds that a save waits for storage to take the save before it, if memory has no room for both."""
 _NAME = re.compile("(?:checkpoint|step)-([0-9]{1,19})")
 
 
@@ -137,7 +137,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Wait until memory has room for this save, unless storage is in trouble; raises FastckptError if closed."""
-        self._writer.be_ready()  # here: what one rank raises, DCP raises in all
+        self._writer.be_ready()  # here: DCP raises one rank's error in all
         link, beats = self._writer.link, self._writer.beats
         link.release()  # of a load that failed
         slots, end = len(list(link.arena.glob("slot-*"))), time.monotonic() + ROOM_DEADLINE
@@ -159,8 +159,8 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's part into memory; then the state may be changed.
 
-        Raises NotLoadable for what would not load with ``weights_only=True``, and ConfigError, on all ranks, if they
-        have unlike tensors by a name, of which one would be saved for all.
+        Raises NotLoadable for values that would not load with ``weights_only=True``, and ConfigError, on all ranks, if
+        they have unlike tensors by a name, of which one would be saved for all.
         """
         try:
             with self._turn:
@@ -175,7 +175,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             self.staging.settle()
         assert self._step is not None
         self.last = SaveId(self._writer.link.history, self._step)
-        # Here: what one rank raises, DCP raises in all; a planner of another kind has no state to compare.
+        # Here: DCP raises one rank's error in all; a planner of another kind has no state to compare.
         persists = self.storage_type is not StorageType.MEMORY
         self._differences.turn(self._step, lambda: getattr(planner, "state_dict", {}), persists=persists)
         items = sorted(plan.items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
@@ -227,7 +227,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             self._saved = self._writer.history.loads, step
 
     def _see_that_it_is_alone(self) -> None:
-        """Raise ConfigError if another save was begun since: what is there now of this one would pass for that."""
+        """Raise ConfigError if another save was begun since: this one's parts would pass for that one's."""
         if self._thread is not threading.current_thread():
             raise ConfigError(
                 f"step {self._step} began to be saved before the save in {threading.current_thread().name} had ended: "
@@ -235,7 +235,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             )
 
     def _save(self, states: dict[str, Any], storage_type: StorageType) -> str:
-        """Save, as a part or what makes it whole; why it was not saved, empty if it was."""
+        """Save a part, or the file that completes the save; return why it was not saved, empty if it was."""
         assert self._step is not None
         self.result = self._writer.save(self._step, states, storage_type, "")
         if not self.result:

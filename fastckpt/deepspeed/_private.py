@@ -10,7 +10,7 @@ from deepspeed.utils import groups
 
 @contextmanager
 def not_universal(engine: DeepSpeedEngine) -> Iterator[None]:
-    """Within this, the engine takes checkpoints for what it saved, though it is configured for universal ones."""
+    """Within this, the engine loads checkpoints as its own, though it is configured for universal ones."""
     config = engine._config
     universal, config.load_universal_checkpoint = config.load_universal_checkpoint, False
     try:

@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed engine: what it would write, and what it reads, through its own checkpoint engine."""
+"""The files that a DeepSpeed engine would write, and those that it reads, through its own checkpoint engine."""
 
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def files_of(
             str(scratch),
             tag=tag,
             client_state=dict(client_state),
-            # `latest` must name what is durable: the agent writes it, after the publication.
+            # `latest` must name a durable checkpoint: the agent writes it, after the publication.
             save_latest=False,
             exclude_frozen_parameters=exclude_frozen_parameters,
         )
@@ -60,7 +60,7 @@ def loading(engine: DeepSpeedEngine, threads: int) -> Iterator[None]:
 
 
 def check(engine: DeepSpeedEngine) -> None:
-    """Raise ConfigError for an engine whose state is not all in what it gives to its checkpoint engine."""
+    """Raise ConfigError for an engine that does not give all of its state to its checkpoint engine."""
     if engine.zero_nvme_offload_optimizer():
         raise ConfigError(
             "offload_optimizer.device is nvme: DeepSpeed copies that state from file to file itself, past shared "
@@ -102,7 +102,7 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
         self._has_experts = has_experts
 
     def create(self, info: Any) -> None:
-        """Do nothing: what comes is for this save."""
+        """Do nothing: all files that follow are of this save."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Do nothing: directories come with the files that are persisted."""

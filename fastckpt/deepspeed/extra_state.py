@@ -26,7 +26,7 @@ def own_state(engine: DeepSpeedEngine) -> dict[str, Any]:
 
 @no_grad()
 def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
-    """Put back what `own_state` gave."""
+    """Restore a result of `own_state`."""
     restore_rng(own["rng"])
     for name, buffer in engine.module.named_buffers():
         # A buffer may have another shape in a model that was

@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_fits(saved: dict[str, Any], engine: DeepSpeedEngine, where: str, *, with_optimizer: bool) -> None:
-    """Raise ConfigError if an engine cannot load what was saved in this shape, before anything of it is applied.
+    """Raise ConfigError if an engine cannot load a checkpoint of this shape, before anything of it is applied.
 
     Args:
         saved: The contents of `NAME`.

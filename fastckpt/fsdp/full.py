@@ -94,7 +94,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
 
 
 def _gathered(model: object) -> StateDictOptions:
-    """The whole state on the processor; torch ends the process if it is to bring there what FSDP1 already has there."""
+    """The whole state on the processor; torch ends the process if it is to move there what FSDP1 already has there."""
     if not isinstance(model, Module):
         return StateDictOptions(full_state_dict=True, cpu_offload=True)
     is_there = all(parameter.is_cpu for parameter in model.parameters())

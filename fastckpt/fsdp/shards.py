@@ -1,4 +1,4 @@
-"""Checkpoints for FSDP, HSDP and tensor parallelism: each rank saves its shards, and loads what it needs of all."""
+"""Checkpoints for FSDP, HSDP and tensor parallelism: each rank saves its shards, and loads its own parts of all."""
 
 import logging
 import os
@@ -75,8 +75,8 @@ class FsdpState(NamedTuple):
     """The state that one rank saves.
 
     Attributes:
-        shards: What DCP takes, with what it writes once of all ranks.
-        common: What else ranks have in common, for a file of its own; may be empty.
+        shards: State for DCP, with the values that it writes once for all ranks.
+        common: Other state that ranks have in common, for a file of its own; may be empty.
         own: State of this rank alone.
     """
 
@@ -240,8 +240,8 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         folder: str = "",
     ) -> SaveResult:
         writer = self._writer
-        # 1. compare what ranks have in common   2. names of the stage   3. plan the shards, alone or with all ranks
-        # 4. this rank's own state   5. what is common, in the first rank of each node   6. save
+        # 1. compare the ranks' common state   2. names of the stage   3. plan the shards, alone or with all ranks
+        # 4. this rank's own state   5. the common state, in the first rank of each node   6. save
         writer.be_ready()
         writer.release()  # a load that failed
         save = writer.save_id(step)
@@ -319,7 +319,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         return extra
 
     def _find(self, asked: str | os.PathLike[str]) -> bool:
-        """Choose and verify what to load, the newest if nothing is asked for; False if nothing was ever saved."""
+        """Choose and verify the checkpoint to load, by default the newest; False if nothing was ever saved."""
         self._reader.reset(asked or None)
         if self.get_storage_reader() is not None:
             return True
@@ -330,7 +330,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         return False
 
     def _load(self, parts: Sequence[ShardedPart]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Load what was found; the states of these parts, by name, and what the checkpoint has beside them."""
+        """Load the found checkpoint; return the states of these parts, by name, and its other entries."""
         # 1. places to load into, sharded as the model is now   2. DCP reads into these
         with self._writer.ranks.sharing_errors():
             state = self._targets(parts)
@@ -339,7 +339,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         try:
             load(leaves, storage_reader=self._reader, planner=WholeLoadPlanner())
         except CheckpointException as error:
-            # DCP wraps in it what the readers and planners of all ranks raise.
+            # DCP wraps in it the errors of readers and planners on all ranks.
             ours = {rank: each for rank, (each, _) in error.failures.items() if isinstance(each, FastckptError)}
             # States of a rank's own shards fit no others.
             hint = of_another_world(self._reader.unlike, self._writer.place.world_size)
@@ -357,7 +357,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         return {name: loaded.pop(name) for name in state}, loaded
 
     def _targets(self, parts: Sequence[ShardedPart]) -> dict[str, Any]:
-        """Places to load the states of parts into, without what each rank has in a shape of its own."""
+        """Places to load the states of parts into, without values that each rank has in a shape of its own."""
         alone = loaded_alone(self._reader.unlike, self._writer.place.world_size)
         return without_alone({part.name: part.target(self._reader.metadata) for part in parts}, alone)
 
@@ -371,7 +371,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
 
 
 class _Reader(SharedMemoryReader):
-    """Reads, in addition to what DCP reads, a rank's own state and the state common to all ranks."""
+    """Reads, in addition to DCP's shards, a rank's own state and the state common to all ranks."""
 
     _goes_on = True
 
@@ -399,17 +399,17 @@ class _Reader(SharedMemoryReader):
 
     @property
     def own_state(self) -> dict[str, Any]:
-        """Value that this rank gave as ``rank_state`` of what was found; empty if it was not there."""
+        """This rank's ``rank_state`` in the found checkpoint; empty if it was not there."""
         return self._own["state"] if self._own else {}
 
     @property
     def unlike(self) -> dict[str, Any]:
-        """Entries that this rank had unlike others, of what was found."""
+        """Entries of the found checkpoint that this rank had unlike others."""
         return self._own.get(UNLIKE, {}) if self._own else {}
 
     @property
     def compared(self) -> int:
-        """The number of ranks that had compared what they have, when it was saved."""
+        """The number of ranks that had compared their states, when it was saved."""
         return int(self._own.get(COMPARED, 0)) if self._own else 0
 
     def restore(self) -> None:

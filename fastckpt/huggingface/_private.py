@@ -12,7 +12,7 @@ SAVE_MODEL, SAVE_OPTIMIZER, SAVE_SCALER = "_save", "_save_optimizer_and_schedule
 
 
 def save_model(trainer: Trainer, folder: Path, state_dict: dict[str, Any] | None) -> None:
-    """Write what belongs to the model, with these weights; None for its own."""
+    """Write the files of the model, with these weights; None for its own."""
     trainer._save(str(folder), state_dict=state_dict)
 
 

@@ -39,7 +39,7 @@ class TrainerFolder(FolderCheckpointer):
 
         Args:
             step: The step that is saved.
-            states: By the names of the directories, the same in each save: what ``dcp.save`` takes.
+            states: By the names of the directories, the same in each save: state dicts for ``dcp.save``.
             together: Whether all ranks wait for each other, so that a change of structure costs no save.
 
         Raises:

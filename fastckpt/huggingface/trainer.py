@@ -24,7 +24,7 @@ __all__ = [
 class FastCheckpointMixin(Trainer):  # type: ignore[misc]
     """Makes a Trainer save to memory: ``class MyTrainer(FastCheckpointMixin, Trainer)``, in this order.
 
-    It saves what that Trainer would save, under the same names (docs/guides/huggingface.md).
+    It saves the same files as that Trainer, under the same names (docs/guides/huggingface.md).
 
     Args:
         save_memory_steps: Steps between saves to memory, in addition to ``save_steps`` and the like; 0: none.

@@ -37,8 +37,8 @@ _NOWHERE = "not in memory"
 class TrainerFiles:
     """Makes the files of one rank for each save.
 
-    What is large comes from live tensors. What is small, and all of which it is not known how it is made, such as by
-    methods that a subclass overrides, is written by Trainer's own methods to a directory in memory, and taken from it.
+    Large files come from live tensors. Small ones, and those made in an unknown way, such as by methods that a subclass
+    overrides, are written by Trainer's own methods to a directory in memory, and taken from it.
     """
 
     def __init__(self, trainer: Trainer, folder: TrainerFolder) -> None:
@@ -57,7 +57,7 @@ class TrainerFiles:
         """
         # 1. the model's weights from live tensors, else by Trainer's own method   2. optimizer, scheduler, scaler and
         # generators   3. Trainer's state, in the first rank of each node   4. small files that were written to memory
-        # 5. of several nodes, what all must have alike, as the first rank has it
+        # 5. of several nodes, files that must be equal on all, as the first rank has them
         trainer, scratch = self._trainer, self._folder.scratch()
         self._only_model = lasting and trainer.args.save_only_model
         arguments = _saved(trainer.args) if self._folder.has_other_nodes else b""
@@ -94,7 +94,7 @@ class TrainerFiles:
             self._small = written(scratch, but={*weights, WEIGHTS})  # this would have no weights
             self._small_of = self._weights.layout
             for entry in scratch.iterdir():
-                # Emptied, because what Trainer's other methods write next to it is taken as a whole.
+                # Emptied, because the files of Trainer's other methods next to it are taken as a whole.
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         return self._small | weights
 
@@ -242,7 +242,7 @@ def _saved(value: Any) -> bytes:
 
 @contextlib.contextmanager
 def _saving_on_each_node(args: Any, folder: TrainerFolder) -> Iterator[None]:
-    """Have Trainer's methods write in the first rank of each node: all have in memory what they need."""
+    """Have Trainer's methods write in the first rank of each node: each has its own files in memory."""
     before = args.save_on_each_node
     args.save_on_each_node = before or folder.has_other_nodes
     try:

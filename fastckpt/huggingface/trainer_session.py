@@ -121,18 +121,18 @@ class TrainerSession:
         return None if self._found is None else str(self._found.path)
 
     def loaded(self) -> None:
-        """Let go of what was found; does nothing once more."""
+        """Release the found checkpoint; a second call does nothing."""
         if self._found is not None:
             restore(self._trainer, self._found.path)
             self._found.close()
             self._found = None
 
     def measured(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take note of what an evaluation has found."""
+        """Note the metrics of an evaluation."""
         self._metrics = step, {name: each for name, each in metrics.items() if isinstance(each, int | float)}
 
     def save(self, storage_type: StorageType) -> SaveResult:
-        """Save the step at which the trainer is; to memory all of it, also where ``save_only_model`` says otherwise."""
+        """Save the trainer's current step; to memory all of it, also with ``save_only_model``."""
         result, trainer = self._save(storage_type), self._trainer
         goes_on = trainer.state.global_step < trainer.state.max_steps and not trainer.control.should_training_stop
         if result.saved and storage_type is StorageType.DISK and trainer.args.save_only_model and goes_on:
@@ -187,7 +187,7 @@ class TrainerSession:
                 state.best_model_checkpoint = os.path.join(self._trainer.args.output_dir, best.name)  # noqa: PTH118
 
     def wait(self) -> None:
-        """Wait until what was saved for storage is there, for all ranks; trouble is reported, and no reason to fail."""
+        """Wait until saves for storage are there, for all ranks; trouble is reported, and no reason to fail."""
         self.loaded()
         try:
             self._folder.wait_latest_checkpoint()
@@ -195,12 +195,12 @@ class TrainerSession:
         except (PersistError, TimeoutError) as error:
             logger.error("the newest checkpoints are not all on storage: %s", error)
         if dist.is_initialized() and self._trainer.args.world_size > 1:
-            # Before any rank looks for directories: what others persist is there once all have waited.
+            # Before any rank looks for directories: others' saves are there once all have waited.
             dist.barrier()
         self._settle_best()
 
     def wait_latest_checkpoint(self, timeout: float) -> None:
-        """Wait until what was saved for storage is there; raises TimeoutError or PersistError."""
+        """Wait until saves for storage are there; raises TimeoutError or PersistError."""
         self._folder.wait_latest_checkpoint(timeout)
 
     def durable(self) -> str | None:
@@ -222,7 +222,7 @@ class TrainerSession:
             state.best_model_checkpoint = said[0]
 
     def close(self) -> None:
-        """End saving; what has not been loaded by then counts as failed."""
+        """End saving; a load that has not ended by then counts as failed."""
         if self._found is not None:
             self._found.close(loaded=False)
             self._found = None
@@ -230,7 +230,7 @@ class TrainerSession:
 
 
 def check(trainer: Trainer, options: CheckpointOptions) -> None:
-    """Raise ConfigError for what cannot be, and say what to do instead."""
+    """Raise ConfigError for an impossible setting, with what to do instead."""
     args = trainer.args
     if args.push_to_hub and args.hub_strategy != "end":
         raise ConfigError(

@@ -43,7 +43,7 @@ class MemoryCheckpoint(Callback):
             self._save(trainer)
 
     def after_validation(self, trainer: Trainer) -> None:
-        """Save, if it is time: a strategy of ours calls it, once all callbacks have seen what validation found."""
+        """Save, if it is time: a strategy of ours calls it, once all callbacks have seen the results of validation."""
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:

@@ -166,7 +166,7 @@ class FastCheckpointIO(TorchCheckpointIO):
         self._saves, self._optimizers, self.has_ended = None, [], self.for_all_ranks
 
     def overlap_with(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Take these for what changes parameters and its states, if ``overlap`` was asked for."""
+        """Register the optimizers that change parameters and their own states, if ``overlap`` was asked for."""
         if self.overlap:
             self._optimizers = optimizers
             if self._saves is not None:

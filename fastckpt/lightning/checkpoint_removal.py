@@ -15,8 +15,8 @@ logger = logging.getLogger("fastckpt")
 class Removal:
     """Paths to be removed, on the first rank: the newest durable checkpoint never is, so some removals must wait.
 
-    ModelCheckpoint has paths from the checkpoint that was loaded, too, which may name anything: removed is only what is
-    in the checkpoint directory, or what this process has saved elsewhere.
+    ModelCheckpoint has paths from the loaded checkpoint, too, which may name anything: only files in the checkpoint
+    directory, or saved elsewhere by this process, are removed.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Removal:
         self._unwanted.discard(normalised(path))
 
     def carry_out(self, directory: str, unlink: Callable[[str], None], *, is_busy: bool) -> None:
-        """Remove what can be removed by now. What ``unlink`` removes are files that something else wrote.
+        """Remove paths that can be removed by now; ``unlink`` removes files that something else wrote.
 
         Args:
             directory: The checkpoint directory.
@@ -54,7 +54,7 @@ class Removal:
                 else:
                     logger.warning("%s is not removed: it is outside of %s, and not of this process", path, directory)
                 self._unwanted.discard(path)
-        # Retried at the next removal: what is not removed yet stays in the set.
+        # Retried at the next removal: paths that are not removed yet stay in the set.
         except (FastckptError, OSError) as error:
             logger.warning("checkpoints that are not kept could not be removed: %s", error)
 
@@ -66,5 +66,5 @@ class Removal:
         path = str(kept.path)
         store.delete(kept.id)
         if path in self._own & self._unwanted and not path.startswith(f"{store.path}/"):
-            unlink(path)  # the store leaves what is outside of it to its user
+            unlink(path)  # the store leaves files outside of it to its user
         self._unwanted.discard(path)

@@ -1,4 +1,4 @@
-"""Saves of one Lightning run: a step may be saved more than once, each time with what it is by then."""
+"""Saves of one Lightning run: a step may be saved more than once, each time with its state by then."""
 
 import logging
 import random
@@ -16,7 +16,7 @@ from fastckpt.lightning._private import progress
 logger = logging.getLogger("fastckpt")
 
 KEPT_FOR = "lightning"
-"""Detail of a checkpoint: what it was saved for."""
+"""Detail of a checkpoint: the purpose of its save."""
 IN_MEMORY = "memory"
 """A save that Lightning did not ask for: not needed once something newer is durable."""
 
@@ -33,10 +33,10 @@ class Saves(DdpCheckpointer):
     def save(self, step: int, state: dict[str, Any], path: str, storage_type: StorageType) -> SaveResult:
         """Save a checkpoint of Lightning, to memory or to the file at ``path`` as well; all ranks call it.
 
-        A step is saved again with what its checkpoint says by now: of what validation found, or that its epoch ended.
+        A step is saved again with the results of validation, or the end of its epoch, that its checkpoint has by now.
         """
-        # 1. the same history on all nodes   2. another one, if this step was saved before   3. save; what was saved at
-        # which progress is remembered
+        # 1. the same history on all nodes   2. another one, if this step was saved before   3. save, and remember the
+        # progress of the save
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
         if not writer.history.loads:
             writer.open_history(writer.ranks, "")  # the same on all nodes
@@ -77,7 +77,7 @@ class Saves(DdpCheckpointer):
         return state
 
     def overlap_with(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Copy what these change in the background, from the next save on."""
+        """Copy tensors that these change in the background, from the next save on."""
         self._writer.overlap_with(optimizers)
 
 

@@ -102,7 +102,7 @@ class AllRanks(Strategy):
         self._generators = None
 
     def on_validation_end(self) -> None:
-        """All callbacks have been called: what validation changed in them is saved with the step before it."""
+        """All callbacks have been called: validation's changes in them are saved with the step before it."""
         super().on_validation_end()
         if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
             for callback in self._trainer.callbacks:  # type: ignore[attr-defined]

@@ -28,8 +28,8 @@ _CANNOT_BE_READ = (
 def checksum(sample: Any) -> int:
     """A number from 0 below 2**63, the same in every process for equal content.
 
-    Counts what can be compared: numbers, text, bytes, tensors, arrays, images, containers of these, and attributes of
-    other objects. What has none counts by its type; an object that reads its content later reads it now.
+    Counts content that can be compared: numbers, text, bytes, tensors, arrays, images, containers of these, and
+    attributes of other objects. One without these counts by its type; one that reads its content later reads it now.
     """
     hasher = xxhash.xxh3_64()
     for piece in itertools.islice(_pieces(sample, DEPTH), PIECES):
@@ -84,7 +84,7 @@ def _has_objects(node: Any) -> bool:
 
 
 def _content(node: Any) -> Iterator[Any]:
-    """The bytes of a tensor, an array or an image; nothing of what has none."""
+    """The bytes of a tensor, an array or an image; nothing of other objects."""
     try:
         if isinstance(node, torch.Tensor):
             yield f"{node.dtype}{tuple(node.shape)}".encode()
@@ -93,6 +93,6 @@ def _content(node: Any) -> Iterator[Any]:
         elif hasattr(node, "tobytes"):
             yield f"{[getattr(node, name, None) for name in ('dtype', 'typecode', 'mode', 'shape', 'size')]}".encode()
             yield node.tobytes()
-    # What cannot be read counts by its type: a checksum must not stop a stream that training can read.
+    # An unreadable object counts by its type: a checksum must not stop a stream that training can read.
     except _CANNOT_BE_READ:
         return

@@ -21,7 +21,7 @@ class ShardStart(NamedTuple):
 
     Attributes:
         used: Samples of it.
-        state: What the data set itself saved there; None if it saves nothing.
+        state: The data set's own state there; None if it saves nothing.
         over: Whether the data set has come to its end, where it may have gone back to its beginning.
         last: The checksum of the sample that was used last, where it is passed over at a resume.
     """

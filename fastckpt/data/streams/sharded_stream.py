@@ -20,7 +20,7 @@ class ShardedStream(Source):
     """The positions of this rank's shards, and whose turn it is.
 
     Args:
-        reader: What the workers get.
+        reader: The workers' reader.
         split: Rank and world.
         shards: Of this rank: one per loader worker.
         seed: For the generators.

@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 class Stream:
-    """A stream that is seeded sample by sample, from the first one on; what one does not need is passed over.
+    """A stream that is seeded sample by sample, from the first one on; samples that are not needed are skipped.
 
     Args:
         dataset: The user's iterable data set.
@@ -108,7 +108,7 @@ class StreamReader:
         try:
             return self._answer(request)
         except Exception:
-            self._stream = None  # what has raised is at its end, though the data set is not
+            self._stream = None  # after an error it is at its end, though the data set is not
             raise
 
     def _try(self, trial: Trial) -> Tried:
@@ -145,7 +145,7 @@ class StreamReader:
         return Step(after, last, unlike), self._collate(samples if self._batched else samples[0])
 
     def _is_unlike(self, stream: Stream, request: StepRequest) -> bool:
-        """Pass over what was used; whether its last sample is another one than it was."""
+        """Skip used samples; return whether the last of these is another one than it was."""
         place = request.begun - 1
         if request.last is None or stream.at > place or not stream.skip_to(place):
             return False
@@ -197,7 +197,7 @@ class Streamed(Source):
     """The position in a stream.
 
     Args:
-        reader: What the workers get.
+        reader: The workers' reader.
         split: How ranks share it.
         position: Where to begin.
         judge: Of the trial at the first start.

@@ -24,7 +24,7 @@ logger = logging.getLogger("fastckpt")
 SAMPLES = 32
 """Samples that are compared."""
 MIDDLE = 7
-"""Samples before a state that is tried; another follows a sample later: what is held ready may be used up at one."""
+"""Samples before a state that is tried; another follows a sample later: a buffer may be used up at one."""
 PATIENCE = 10.0
 """Seconds until the log reports that a second opening is waited for."""
 
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
     Attributes:
         samples: A checksum of each.
-        error: What the data set raised after them; empty if nothing. It comes again where the sample is used.
+        error: The data set's error after them; empty for none. It comes again where the sample is used.
     """
 
     samples: list[int]
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
     def differs(self, other: "Seen") -> int | None:
         """The number of the first sample that is another one there; None if they are alike up to the first error.
 
-        What raises at once though this does not cannot be opened.
+        One that raises at once though this does not cannot be opened.
         """
         if other.error and not other.samples and self.samples:
             return 0
@@ -76,7 +76,7 @@ class Tried(NamedTuple):
 
 
 class _Kept:
-    """Keeps what a data set raises."""
+    """Keeps the error of a data set."""
 
     error: Exception | None = None
 
@@ -92,7 +92,7 @@ def look(opened: Callable[[], Callable[[int], Any]], first: int = 0) -> Seen:
     """The samples of a stream from a number on.
 
     Args:
-        opened: Opens the stream, and returns what draws the sample of a number.
+        opened: Opens the stream, and returns a function that draws the sample of a number.
         first: That of the first one drawn.
     """
     samples: list[int] = []
@@ -106,7 +106,7 @@ def look(opened: Callable[[], Callable[[int], Any]], first: int = 0) -> Seen:
 
 
 def look_again(opened: Callable[[], Callable[[int], Any]]) -> Seen:
-    """The same for a second opening, which some streams never give: the log then reports what is waited for."""
+    """The same for a second opening, which some streams never give: the log then reports the wait."""
     warning = threading.Timer(
         PATIENCE,
         logger.warning,
@@ -234,5 +234,5 @@ class Judge:
 def _of_all_ranks(key: str, samples: list[int]) -> list[int]:
     """The finding of the first rank to arrive. No rank waits: one may iterate late, or never."""
     store = dist.distributed_c10d.PrefixStore("fastckpt/stream", default_store())
-    # compare_set of c10d's store sets the value if there is none, and returns what is there: one request, no wait.
+    # compare_set of c10d's store sets the value if there is none, and returns the value: one request, no wait.
     return [int(each) for each in store.compare_set(key, "", " ".join(map(str, samples)) or " ").decode().split()]
