@@ -56,7 +56,7 @@ class Settings:
         memory: Slots in shared memory, else on a disk. Then under $TMPDIR, or /var/tmp, or where shm_dir is a disk.
         slots: Slots for checkpoints, 2 or 3. With 3, two are used if memory is short.
         fill_threads: Threads that copy to memory; 0: idle cores. As many as the workers leave idle.
-        flush: Persist memory on failure and at the end. Only what is newer than storage is written.
+        flush: Persist memory on failure and at the end. Only saves that are newer than storage are written.
         flush_timeout: Longest wait for the flush at the end.
         require_persist: Fail if the last save is not durable. The exit code is 75.
         persist_mbps: Limit of persists of this node; 0: none. In 10**6 bytes per second.
@@ -77,7 +77,7 @@ class Settings:
         node_check: Check each node before it first joins. Again after it has failed.
         spares: Spare hosts, in addition to --nnodes. Each waits for the place of a lost one.
         exclude_after: Failures after which a spare replaces a host. Of that host alone; 0: any number.
-        domain: Name of what fails with this host. Or file:PATH or env:NAME that has it; empty: the host alone.
+        domain: Name of hosts that fail with this one. Or file:PATH or env:NAME that has it; empty: the host alone.
         replicas: Copies on other hosts: 0-2, auto, xor:G. auto: 1 if room; xor: parity (docs/clusters/nodes.md).
         replica_mbps: Limit of copies sent by this node; 0: none. In 10**6 bytes per second.
         replica_medium: Copies of others in memory or disk:DIR. DIR is a directory of this host alone.
@@ -184,7 +184,7 @@ class Settings:
         return int(group[1]) if group else 0
 
     def failure_domain(self) -> str:
-        """The name of what fails together with this host; empty for the host alone; raises ConfigError."""
+        """The name of the hosts that fail together with this one; empty for it alone; raises ConfigError."""
         kind, _, where = self.domain.partition(":")
         found = os.environ.get(where, "") if kind == "env" else self.domain
         if kind == "file":
@@ -240,7 +240,7 @@ def proof_folder() -> str:
 
 
 def copy_of_environment() -> dict[str, str]:
-    """All variables, for what runs at import.
+    """All variables, for code that runs at import.
 
     fastckpt-run forks workers only from a process whose imports read nothing from os.environ that differs between
     workers; reading a copy declares that the value does not end up in a forked worker.

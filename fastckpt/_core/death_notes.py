@@ -13,12 +13,12 @@ Living = TypeVar("Living")
 class DeathNotes(Generic[Left]):
     """Values that objects leave behind when they die, in any thread and at any time, also in a call that holds a lock.
 
-    A finalizer would be Python: an exception that a handler raises there, such as KeyboardInterrupt, is lost, and what
-    the finalizer had still to do as well.
+    A finalizer would be Python: an exception that a handler raises there, such as KeyboardInterrupt, is lost, and so
+    is the rest of the finalizer's work.
     """
 
     def __init__(self) -> None:
-        # By the identity of the reference, which is in it: what is watched need not be hashable.
+        # By the identity of the reference, which is in it: watched objects need not be hashable.
         self._living: dict[int, tuple[weakref.ref[object], Left]] = {}
         self._dead: deque[weakref.ref[object]] = deque()
 
@@ -46,7 +46,7 @@ class LivingObjects(Generic[Key, Living]):
         return ref() if ref else None
 
     def put(self, key: Key, living: Living, kept: object = None) -> None:
-        """Find an object by this key as long as it lives; what is ``kept`` lives at least as long."""
+        """Find an object by this key as long as it lives; the ``kept`` one lives at least as long."""
         for dead, _ in self._dead.taken():
             if (ref := self._refs.get(dead)) is not None and ref() is None:
                 del self._refs[dead]

@@ -13,6 +13,6 @@ def opened(descriptor: int) -> tuple[int, int] | None:
 
 
 def close_own(descriptor: int, own: tuple[int, int] | None) -> None:
-    """Close a descriptor if it leads to what it was ``opened`` for: a script that daemonizes closes all there are."""
+    """Close a descriptor if it is still the one that was ``opened``: a script that daemonizes closes all there are."""
     if own is not None and opened(descriptor) == own:
         os.close(descriptor)

@@ -14,10 +14,10 @@ class ErrorPage:
     Attributes:
         code: As `coded` takes it.
         title: The fault in a few words.
-        messages: As users see them, with ``<...>`` for what differs; none if no message has the code any more.
-        cause: The usual causes, and what the job does now.
+        messages: As users see them, with ``<...>`` for values that differ; none if no message has the code any more.
+        cause: The usual causes, and the job's reaction.
         remedies: What to do.
-        lost: What is lost.
+        lost: The lost work.
     """
 
     code: str

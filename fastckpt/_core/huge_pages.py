@@ -36,7 +36,7 @@ class Window:
     length: int
 
     def view(self) -> memoryview:
-        """Its bytes; release it, and what was cut from it, before the window ends."""
+        """Its bytes; release it, and views cut from it, before the window ends."""
         return memoryview((ctypes.c_char * self.length).from_address(self.address)).cast("B").toreadonly()
 
     def collapse(self) -> bool:
@@ -79,7 +79,7 @@ def _unmap(address: int, length: int, owner: int) -> None:
 
 
 def _keep_from_children(address: int, length: int) -> None:
-    _libc.madvise(address, length, mmap.MADV_DONTFORK)  # what refuses it has been mapped all the same
+    _libc.madvise(address, length, mmap.MADV_DONTFORK)  # memory that refuses it has been mapped all the same
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def _map_aligned(length: int, protection: int, flags: int, descriptor: int) -> i
     except OSError:
         _libc.munmap(base, room)
         raise
-    # What lies around it is given back; munmap takes whole pages, and the file's last one is all of the mapping.
+    # Memory around it is given back; munmap takes whole pages, and the file's last one is all of the mapping.
     end = address + -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
     for start, rest in ((base, address - base), (end, base + room - end)):
         if rest > 0:

@@ -56,7 +56,7 @@ def launcher_place(environment: Environment, rank: int, world_size: int) -> Laun
         rank: Its rank.
         world_size: The number of ranks.
 
-    Raises ConfigError for what is no number.
+    Raises ConfigError for a value that is no number.
     """
     # 1. the number of workers on the node   2. the node's number   3. the local rank: as it is given, unless that is 0
     local, here, node, nodes = _of_launcher(environment, rank, world_size)
@@ -84,9 +84,9 @@ def launcher_place(environment: Environment, rank: int, world_size: int) -> Laun
 def _of_launcher(
     environment: Environment, rank: int, world_size: int
 ) -> tuple[int | None, int | None, int | None, int | None]:
-    """The local rank, the number of workers here, the node and the number of nodes; None for what is not known.
+    """The local rank, the number of workers here, the node and the number of nodes; None for unknown ones.
 
-    A launcher whose numbers are others has started what has started this worker.
+    A launcher with other numbers has started the process that has started this worker.
     """
     for own, world, local, here, node, nodes in _LAUNCHERS:
         if not {own, world, local, here} <= environment.keys():
@@ -113,13 +113,13 @@ def _tasks(environment: Environment, name: str, node: int) -> int:
 
 
 def _first(environment: Environment, names: tuple[str, ...], known: int | None, otherwise: int) -> int:
-    """The number in the first of these variables that is set; else what is known, or follows from other numbers."""
+    """The number in the first of these variables that is set; else a known one, or one from other numbers."""
     name = next((name for name in names if name in environment), None)
     return number(environment, name, 0) if name else otherwise if known is None else known
 
 
 def number(environment: Environment, name: str, default: int) -> int:
-    """The number in a variable; raises ConfigError for what is none."""
+    """The number in a variable; raises ConfigError for other text."""
     try:
         return int(environment.get(name, default))
     except ValueError as error:

@@ -36,7 +36,7 @@ def as_number(name: str, value: Value) -> float:
         if isinstance(value, str | bytes):
             raise TypeError
         return float(getattr(value, "detach", lambda: value)())
-    # What torch, NumPy and others raise for what has several elements, or is on the meta device.
+    # Errors of torch, NumPy and others for values with several elements, or on the meta device.
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ConfigError(
             f"the value {name!r} of metrics.log is {shown(value)}; give a number, or a tensor of one element, such as "
@@ -106,7 +106,7 @@ class LoggedValues:
             self._changed.wait_for(lambda: self._unsent)
 
     def take(self) -> tuple[int, dict[str, float]]:
-        """Take what was not sent yet, and the step of the newest of it."""
+        """Take the values that were not sent yet, and the step of the newest."""
         with self._changed:
             unsent, self._unsent = self._unsent, {}
             return self._step, unsent

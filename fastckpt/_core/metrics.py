@@ -115,7 +115,7 @@ def stamp(name: str) -> dict[str, Any]:
 
 
 def to_line(event: dict[str, Any]) -> bytes:
-    """An event as a line of a log; what JSON does not have becomes a text."""
+    """An event as a line of a log; values that JSON does not have become text."""
     return json.dumps(event, default=str).encode() + b"\n"
 
 

@@ -48,7 +48,7 @@ class CheckpointDeletionStrategy(ABC):
 
 
 class PolicyStrategy(CheckpointDeletionStrategy):
-    """Applies a policy to what is on storage, so that a restart forgets nothing."""
+    """Applies a policy to the checkpoints on storage, so that a restart forgets nothing."""
 
     def __init__(self, policy: Policy, checkpoint_dir: str | Path) -> None:
         self.policy = policy
@@ -144,7 +144,7 @@ def checked(name: str, strategy: object) -> None:
 
 
 def warn_of_another_directory(strategy: CheckpointDeletionStrategy | None, location: str) -> None:
-    """Warn if a strategy of ours was given another directory than that of which it decides what to delete."""
+    """Warn if a strategy of ours was given another directory than the one in which it deletes."""
     if _is_ours(strategy) and strategy.location != location:
         logging.getLogger("fastckpt").warning(
             "deletion_strategy is for %s, and checkpoint_dir is %s, whose checkpoints it deletes: give it that one",
@@ -161,8 +161,8 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
 def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
     """The checkpoints that a policy does not keep, oldest first; it decides by their manifests.
 
-    Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs. What a
-    resume passed over is kept.
+    Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs. Checkpoints
+    that a resume passed over are kept.
     """
     known = {entry.id: entry for entry in _entries(found)}
     return sorted(SaveId(*id) for id in known.keys() - kept(policy, known.values()))
@@ -184,10 +184,10 @@ def _entries(found: Iterable[StoredCheckpoint]) -> list[RetentionEntry]:
 
 
 def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) -> None:
-    """Delete what a policy does not keep, but for one checkpoint that may be in use; raises PersistError.
+    """Delete checkpoints that a policy does not keep, but for one that may be in use; raises PersistError.
 
-    What is kept although newer ones go, such as the best one, is looked at first: the next best must not go for one
-    that has lost files since.
+    Those that are kept although newer ones go, such as the best one, are looked at first: the next best must not go for
+    one that has lost files since.
     """
     found = store.known()
     doomed = {*obsolete(policy, found)}
@@ -206,7 +206,7 @@ class Deletion:
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
 
     The newest whole checkpoint is deleted by `catch_up`, when it is not that any more. The newest of a history that
-    the newest checkpoint did not resume from is left alone, with a warning, and so is what a resume passed over.
+    the newest checkpoint did not resume from is left alone, with a warning, and so are those that a resume passed over.
 
     A call raises ConfigError for a path that is not inside the directory, PersistError if storage refuses.
     """

@@ -149,7 +149,7 @@ class Session:
     def ranks(self) -> Agreement:
         """The agreement of all ranks of the job; raises FastckptError without a process group, or in a forked process.
 
-        A fork must not send what it raises to the ranks.
+        A fork must not send its errors to the ranks.
         """
         self._check_process()
         return agreement(self.place.world_size)
@@ -169,11 +169,11 @@ class Session:
         try:
             self._snapshots.expect(sizes)
         except FastckptError as error:
-            logger.debug("no memory is reserved ahead: %s", error)  # a save that needs it says what is wrong
+            logger.debug("no memory is reserved ahead: %s", error)  # a save that needs it raises the error
 
     def expect_about(self, sizes: dict[str, int]) -> None:
         """Have pages made for images of about these sizes in bytes, in the background, if there is ample room."""
-        with suppress(FastckptError):  # a save says what is wrong
+        with suppress(FastckptError):  # a save raises the error
             self.link.reserve_about(sizes)
 
     def save(
@@ -195,8 +195,8 @@ class Session:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.be_ready()
-        # 1. report what became of pending saves   2. copy the state into memory, and commit, or leave the rest to a
-        # thread (Snapshotter.save)   3. run the user's deletion strategy on what became durable
+        # 1. report results of pending saves   2. copy the state into memory, and commit, or leave the rest to a
+        # thread (Snapshotter.save)   3. run the user's deletion strategy on newly durable saves
         save = self.save_id(step)
         path = target_in(self.directory, path, save) if path and not self._is_trial else ""
         place = at_least(storage_type, metrics)
@@ -239,7 +239,7 @@ class Session:
         counts["skipped_saves"] += 1
 
     def _clean_up(self) -> None:
-        """Run the user's own deletion strategy, if there is one, on what became durable."""
+        """Run the user's own deletion strategy, if there is one, on newly durable saves."""
         if self._cleaner:
             self._cleaner.clean_up()
         else:
@@ -342,7 +342,7 @@ class Session:
     def overlap_with(
         self, optimizers: Sequence[Optimizer], derived: Callable[[], Iterable[torch.Tensor]] = tuple
     ) -> None:
-        """Copy what only the steps of these optimizers change in the background, from the next save on."""
+        """Copy tensors that only the steps of these optimizers change in the background, from the next save on."""
         self.overlap.defer(optimizers, derived)
 
     def count_steps(self, clock: Callable[[], int] | None) -> None:

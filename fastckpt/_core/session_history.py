@@ -1,4 +1,4 @@
-"""The history of a session's saves, the same on all ranks; the checkpoints that it goes on from, and what is beside."""
+"""The history of a session's saves, the same on all ranks; its parent checkpoints, and the histories beside it."""
 
 import logging
 import os

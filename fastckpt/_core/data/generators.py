@@ -60,7 +60,7 @@ class DrawWatch:
     def __init__(self, but: Collection[str], *, restores: bool) -> None:
         self._but = but
         self._torch = _torch()
-        # What is seeded anyway need not be compared; it is read only to be put back.
+        # A generator that is seeded anyway need not be compared; it is read only to be put back.
         self._python = _python() if restores or "python" not in but else ()
         self._numpy = _numpy.state() if restores or "numpy" not in but else b""
 

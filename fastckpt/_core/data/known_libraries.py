@@ -1,4 +1,4 @@
-"""Knowledge of others' streams: how to set their epoch, what their states leave out, how they are seeded."""
+"""Knowledge of others' streams: how to set their epoch, gaps in their states, how they are seeded."""
 
 from collections.abc import Iterator
 from contextlib import suppress

@@ -74,7 +74,7 @@ def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any]
     if not known:
         _load_foreign(data, common, own)
         return
-    # Common first: what a rank has of its own is checked against the number of ranks and shards in it.
+    # Common first: a rank's own state is checked against the number of ranks and shards in it.
     data.load_state_dict(common)
     if own:
         data.load_rank_state_dict(own)

@@ -23,7 +23,7 @@ class CheckpointFiles:
         files: Its files, by name.
         item: Checkpoint as found in the directory; None for a file, or a directory of files.
         is_file: True if the user named one file.
-        unchanged: Returns whether it is still what was found.
+        unchanged: Returns whether it is still as found.
     """
 
     name: str
@@ -33,7 +33,7 @@ class CheckpointFiles:
     unchanged: Callable[[], bool] = lambda: True
 
     def check_unchanged(self) -> None:
-        """Raise BadCheckpoint if what was read meanwhile may be of two saves."""
+        """Raise BadCheckpoint if bytes that were read meanwhile may be of two saves."""
         if not self.unchanged():
             raise BadCheckpoint(
                 f"{self.name} changed while it was read: its job took its slot for a newer save, or deleted it. Try "

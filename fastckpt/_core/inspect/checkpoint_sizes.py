@@ -15,7 +15,7 @@ from fastckpt.errors import ConfigError
 SLACK = 16384
 """Bytes that an image of a torch.save file has beyond it, as `format.skeleton` leaves them."""
 OWN = 32768
-"""Bytes of the image of a rank's own state: its random generators, and what `Checkpointer` measures."""
+"""Bytes of the image of a rank's own state: its random generators, and the measurements of `Checkpointer`."""
 _OWN, _SHARD = re.compile(r"rank_(\d+)\.pt"), re.compile(r"(?:__|node_rank_)(\d+)(?:_\d+)?\.distcp")
 
 
@@ -92,7 +92,7 @@ def _saved(name: str, size: int, rank: int | None) -> SavedFile:
 
 
 def _foreign(source: CheckpointFiles, files: Mapping[str, InventoryFile]) -> CheckpointSizes:
-    """Sizes as images of what something else wrote: a file of torch.save with slack, shards as they are."""
+    """Sizes as images of another program's files: a file of torch.save with slack, shards as they are."""
     is_sharded = METADATA in files
     saved = list[SavedFile]()
     for name, file in sorted(files.items()):

@@ -69,7 +69,7 @@ class Distance:
         self.nans += int(nans.sum())
         distances = (a - b).abs()[differing & ~nans]
         if distances.numel():
-            # Complex infinities may be apart by what is no number.
+            # The distance of complex infinities may be no number.
             self._extend(distances.nan_to_num(nan=torch.inf, posinf=torch.inf).max().item())
 
     def _add_whole(self, a: torch.Tensor, b: torch.Tensor) -> None:

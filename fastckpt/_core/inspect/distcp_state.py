@@ -111,7 +111,7 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> Any
 
 
 def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any, ...]], dict[str, list[Chunk]]]:
-    """Tensors (None for what is none), paths and chunks by key."""
+    """Tensors (None for other values), paths and chunks by key."""
     fields = dict(metadata.state)
     tensors = {str(key): _tensor(str(key), entry) for key, entry in fields["state_dict_metadata"].items()}
     planned = fields.get("planner_data")

@@ -43,7 +43,7 @@ class ExportedFile(AbstractContextManager["ExportedFile"]):
             return len(view)
 
     def flush(self) -> None:
-        """Hand what is buffered to the system."""
+        """Hand buffered bytes to the system."""
         self._file.flush()
 
     def sync(self) -> None:
@@ -55,7 +55,7 @@ class ExportedFile(AbstractContextManager["ExportedFile"]):
         self._reported = self._offset
 
     def _report(self) -> None:
-        # Without this, the page cache would take all, and what is reported be far ahead of the disk: the wait would
+        # Without this, the page cache would take all, and reports be far ahead of the disk: the wait would
         # come in `sync`, when nothing was left to report.
         self._behind.wrote(self._reported, self._offset - self._reported)
         self._on_written(self._offset - self._reported)
@@ -78,7 +78,7 @@ def write_torch(state: Any, file: ExportedFile) -> None:
 
 
 def write_safetensors(tensors: Tensors, file: ExportedFile) -> None:
-    """Write tensors as the library of safetensors would; raises ConfigError for what the format cannot hold.
+    """Write tensors as the library of safetensors would; raises ConfigError for values that the format cannot hold.
 
     The library itself writes all in one call, which no signal ends, to a file of another name.
     """

@@ -32,9 +32,9 @@ _ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
 
 @dataclass(frozen=True)
 class InventoryFile:
-    """One file of a checkpoint: its path or URL, and what was recorded of it ("" for a digest that was not).
+    """One file of a checkpoint: its path or URL, and its recorded size and digest ("" for none).
 
-    Of a ``.metadata`` of DCP, ``parts`` are the files that have what it describes, by name.
+    Of a ``.metadata`` of DCP, ``parts`` are the files that it describes, by name.
     """
 
     path: Path | str
@@ -70,8 +70,8 @@ class InventoryItem:
         time: Time of its completion, in seconds since the epoch; None if unknown.
         world: Ranks of the job that saved it.
         details: Other values kept with it.
-        unchanged: Returns whether it is still as found: its job may take a slot for another save, and delete what is on
-            storage, at any time.
+        unchanged: Returns whether it is still as found: its job may take a slot for another save, and delete files
+            on storage, at any time.
         parent: The checkpoint that its history was resumed from, as far as that is known.
     """
 
@@ -160,7 +160,7 @@ def is_gone(location: str) -> bool:
 
 
 def place_of(location: str) -> Path | str:
-    """A location as what it is: a path, or a URL."""
+    """A location as a path, or as a URL if it is one."""
     return location if is_url(location) else Path(as_path(location))
 
 

@@ -113,7 +113,7 @@ class Object:
         self.entries[key] = value
 
     def append(self, part: Any) -> None:
-        """Add what the pickle appends to it as to a list."""
+        """Add a value that the pickle appends to it as to a list."""
         self.parts.append(part)
 
     @recursive_repr()
@@ -143,7 +143,7 @@ def describe(data: bytes | bytearray, name: str) -> Any:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Imports nothing: what a pickle names is one of the functions below, or a stand-in that makes an `Object`.
+    """Imports nothing: names in a pickle are one of the functions below, or a stand-in that makes an `Object`.
 
     It is the one in Python, at half the speed of the one in C, where ten bytes can claim all memory (LONG_BINPUT).
     """
@@ -161,7 +161,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 class _StandIn(type):
-    """The type of classes that stand for what a pickle names: it wants a real class where it makes an object."""
+    """The type of classes that stand for a pickle's names: it needs a real class where it makes an object."""
 
     qualified: str
 
@@ -180,7 +180,7 @@ def _stand_in(name: str) -> _StandIn:
 
 
 def _name_of(value: Any) -> str:
-    """The last part of what a stand-in stands for, such as "float32" of ``torch.float32``."""
+    """The last part of a stand-in's name, such as "float32" of ``torch.float32``."""
     if not isinstance(value, _StandIn):
         raise pickle.UnpicklingError(f"{str(value)[:100]} stands where a type must")
     return value.qualified.rpartition(".")[2]

@@ -30,7 +30,7 @@ def divide(
     The newest is always kept.
 
     Histories that the newest one did not resume from are judged apart, unless they are ``dropped``: nothing of those is
-    kept. Without policies all others are. What a resume passed over is kept.
+    kept. Without policies all others are. Checkpoints that a resume passed over are kept.
 
     Raises:
         ConfigError: There is no policy, and nothing to drop; no checkpoint has the metric of one, or is of a history to
@@ -58,7 +58,7 @@ def divide(
 
 
 def _check_metrics(policies: Sequence[Policy], entries: Sequence[RetentionEntry]) -> None:
-    """Refuse to keep the best by what was never measured: all but the newest would be deleted."""
+    """Refuse to keep the best by a metric that was never measured: all but the newest would be deleted."""
     there = sorted({name for entry in entries for name in entry.metrics})
     for policy in policies:
         if entries and isinstance(policy, KeepBest) and policy.metric not in there:

@@ -1,4 +1,4 @@
-"""Reads the measurements that `Checkpointer` keeps in each checkpoint: what steps and saves cost that job."""
+"""Reads the measurements that `Checkpointer` keeps in each checkpoint: the costs of that job's steps and saves."""
 
 import json
 from dataclasses import dataclass
@@ -37,6 +37,6 @@ def saved_profile(source: CheckpointFiles) -> SavedProfile | None:
         memory, storage = content["intervals"] or (None, None)
         intervals = Intervals(int(memory), int(storage)) if memory and storage else None
         return SavedProfile(Profile(**content["profile"]), intervals, float(content["overhead"]))
-    # Whatever the checkpoint holds: what cannot be read was not measured.
+    # Whatever the checkpoint holds: unreadable values count as not measured.
     except (FastckptError, OSError, StopIteration, AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None

@@ -31,7 +31,7 @@ class TreeEntry:
 
     Attributes:
         keys: The way to it from the top.
-        value: A container that comes before what it holds, a tensor, or the value itself.
+        value: A container, which comes before its contents, a tensor, or the value itself.
     """
 
     keys: tuple[Any, ...]
@@ -90,7 +90,7 @@ def tree_of(state: Any, name: str) -> Tree:
 
 
 def stored_bytes(tree: Tree) -> int:
-    """Bytes of all tensors of a tree; what several tensors share is counted once."""
+    """Bytes of all tensors of a tree; a storage that several tensors share is counted once."""
     storages = {e.value.storage.key: e.value.storage for e in tree if isinstance(e.value, Tensor) and e.value.storage}
     return sum(storage.size for storage in storages.values())
 

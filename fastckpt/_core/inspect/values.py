@@ -184,7 +184,7 @@ def load(source: Path | BinaryIO, name: str) -> Any:
     """A state, by torch and without running code that it names; raises BadCheckpoint if that is not possible."""
     try:
         return torch.load(source, map_location="cpu", mmap=isinstance(source, Path), weights_only=True)
-    except Exception as error:  # what torch raises for a damaged file is not documented
+    except Exception as error:  # torch's errors for a damaged file are not documented
         raise BadCheckpoint(
             f"{name} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
             f"torch.load(weights_only=False) and save what you need of it."

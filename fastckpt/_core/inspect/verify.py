@@ -1,4 +1,4 @@
-"""Verification of checkpoints in any tier: reads every byte and compares it with what was saved."""
+"""Verification of checkpoints in any tier: reads every byte and compares it with the saved digests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -35,10 +35,10 @@ class Finding:
     Attributes:
         item: The checkpoint that it belongs to; None if it belongs to the directory.
         path: The file, or the directory of a checkpoint whose files are not known.
-        verdict: GOOD, BAD, or UNKNOWN: nothing was recorded that it could be compared with, or it changed meanwhile.
+        verdict: GOOD, BAD, or UNKNOWN: it has no record to compare with, or it changed meanwhile.
         why: Fault, or the reason why it is not known.
         expected: The digest that was saved; "" if none was.
-        found: The digest of what is there; "" if it was not read to its end.
+        found: The digest of its bytes now; "" if it was not read to its end.
     """
 
     item: InventoryItem | None

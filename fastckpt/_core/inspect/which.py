@@ -83,7 +83,7 @@ def _candidate(item: InventoryItem) -> CheckpointLocation:
 def _outcome(inventory: Inventory, chosen: InventoryItem | None) -> str:
     if chosen is not None:
         return RESUME
-    # What was never whole, or belongs to another directory, does not keep a job from a fresh start.
+    # A checkpoint that was never whole, or is another directory's, does not keep a job from a fresh start.
     exists = any(item.state in (WHOLE, INCOMPLETE, DAMAGED, QUARANTINED) for item in inventory.items)
     theirs = not is_url(inventory.location) and foreign(Path(inventory.location))
     return REFUSE if exists or theirs else FRESH

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class WorkObserver(Protocol):
-    """Follows work that may take long. What it does takes no time, and raises nothing."""
+    """Follows work that may take long. Its methods take no time, and raise nothing."""
 
     def begin(self, deed: str, total: int) -> None:
         """Take note that ``total`` bytes are to be worked through, for a deed such as "verify"; none are yet."""

@@ -1,1 +1,1 @@
-"""Runs in: both. File operations: copies at the rate of the device, what outlives a crash."""
+"""Runs in: both. File operations: copies at the rate of the device, files that outlive a crash."""

@@ -32,7 +32,7 @@ class CopyPacing(Protocol):
         """Bytes to write between two calls of `wait_for`, at most; None for any number."""
 
     def wait_for(self, count: int) -> None:
-        """Return when ``count`` bytes may be written; what it raises ends the copy."""
+        """Return when ``count`` bytes may be written; its errors end the copy."""
 
 
 class _AtOnce:
@@ -75,7 +75,7 @@ def copy_file(
         The size in bytes, and the xxh3-128 digest in 32 hexadecimal digits.
 
     Raises:
-        OSError: ``target`` exists, or source or target failed. What was written of the target is removed.
+        OSError: ``target`` exists, or source or target failed. A partial target is removed.
     """
     files = files or DirectoryRoot(target.parent)
     with contextlib.ExitStack() as on_exit:
@@ -98,8 +98,8 @@ def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce(
     """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
 
     With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
-    so the digest is that of what storage holds, not of what was meant to be written. ``pace`` is asked before bytes are
-    digested.
+    so the digest is that of the bytes on storage, not of those that were meant to be written. ``pace`` is asked before
+    bytes are digested.
     """
     digest = xxhash.xxh3_128()
     with contextlib.ExitStack() as on_exit:

@@ -1,4 +1,4 @@
-"""File operations below a directory that follow no link: what lies there cannot lead a writer elsewhere."""
+"""File operations below a directory that follow no link: its contents cannot lead a writer elsewhere."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class DirectoryRoot:
-    """A directory that may hold what others have put there.
+    """A directory that may hold entries of others.
 
     Paths are absolute, and below the directory. Each is walked from its descriptor, a name at a time, as openat2(2)
     does with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS: a link on the way is an error, also one that is put there later.
@@ -53,7 +53,7 @@ class DirectoryRoot:
 
     def write_text(self, path: Path, text: str) -> None:
         """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""
-        # O_EXCL: the name is private to this writer, so what has it already is another's.
+        # O_EXCL: the name is private to this writer, so a file that has it already is another's.
         descriptor = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
@@ -120,7 +120,7 @@ class DirectoryRoot:
         # A tree may be deeper than Python's stack; it stays.
         with contextlib.suppress(OSError, RecursionError), self._at(path) as (directory, name):
             if stat.S_ISDIR(os.lstat(name, dir_fd=directory).st_mode):
-                # What cannot be removed has a name that does not count: the next sweep tries again.
+                # A tree that cannot be removed has a name that does not count: the next sweep tries again.
                 shutil.rmtree(name, ignore_errors=True, dir_fd=directory)
             else:
                 os.unlink(name, dir_fd=directory)
@@ -143,7 +143,7 @@ class DirectoryRoot:
 
     def sync_tree(self, path: Path) -> None:
         """Make all names in a directory durable, and in those below it."""
-        # Bottom-up: a directory's name becomes durable after what it names.
+        # Bottom-up: a directory's name becomes durable after its contents.
         with self._at(path) as (directory, name):
             for _, _, _, each in os.fwalk(name, topdown=False, onerror=_raise, dir_fd=directory):
                 sync_names(each)
@@ -229,7 +229,7 @@ def _entry(found: os.DirEntry[str]) -> Entry:
     is_directory = found.is_dir(follow_symlinks=False)
     try:
         leads_to_directory = is_directory or found.is_dir()
-    except OSError:  # of a link, or where the listing has no kinds: what opens it will find out
+    except OSError:  # of a link, or where the listing has no kinds: the open will find out
         leads_to_directory = True
     return Entry(found.name, is_directory, leads_to_directory, found.inode())
 

@@ -1,4 +1,4 @@
-"""File systems: which one a directory is on, and whether it keeps what a checkpoint directory rests on."""
+"""File systems: which one a directory is on, and whether it keeps the guarantees of a checkpoint directory."""
 
 import contextlib
 import errno
@@ -89,7 +89,7 @@ def fault_in_renames(directory: Path) -> str:
     It tries both, in a directory of its own that is gone afterwards.
     """
     files, private, name = DirectoryRoot(directory), directory / ".fastckpt", secrets.token_hex(6)
-    # Where a sweep removes what one who was killed left.
+    # Where a sweep removes a killed process's files.
     place = private / f"tmp-{name}" if files.is_directory(private) else directory / f".fastckpt-probe-{name}"
     try:
         files.make_directory(place)

@@ -1,4 +1,4 @@
-"""Verdicts on errors of reading: what each means for the checkpoint that was read. One table for all that reads them.
+"""Verdicts on read errors: the meaning of each for the checkpoint that was read. One table for all readers.
 
 Only damage is a reason to take an older checkpoint in place of a newer one, and to reject the newer one.
 """
@@ -74,7 +74,7 @@ TABLE: dict[ErrorKind, tuple[ReadVerdict, ReadVerdict, ReadVerdict, ReadVerdict,
 }
 IN_TIER = {
     ("memory", ErrorKind.DENIED): ReadVerdict.DAMAGE,  # nothing that we have written there is closed to us
-    ("peer", ErrorKind.SILENT): ReadVerdict.DAMAGE,  # a node that is lost has taken with it what it alone had
+    ("peer", ErrorKind.SILENT): ReadVerdict.DAMAGE,  # a lost node has taken with it files that it alone had
 }
 """Verdicts in one tier, of `policy.resume.TIERS`, in place of those of the table."""
 
@@ -113,7 +113,7 @@ def verdict(error: BaseException, phase: Phase, tier: str = "storage") -> ReadVe
 
 
 def worst(verdicts: Iterable[ReadVerdict]) -> ReadVerdict:
-    """The verdict of several: what is damaged for one cannot come to be whole; what does not answer may."""
+    """The verdict of several: a checkpoint that is damaged for one cannot come to be whole; a silent one may."""
     return min(verdicts, key=list(ReadVerdict).index)
 
 

@@ -10,7 +10,7 @@ LARGEST = 1 << 20
 
 
 class IrregularFile(OSError):
-    """A link, pipe, device or giant where a file of bounded size must be: it answers, and is not what was written."""
+    """A link, pipe, device or giant where a file of bounded size must be: it answers, and is not the written file."""
 
 
 def open_regular(path: Path | str, *, follow: bool = False) -> int:

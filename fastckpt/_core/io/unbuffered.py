@@ -30,7 +30,7 @@ def create(target: Path, files: DirectoryRoot) -> int:
     """Open a new file below a directory for `UnbufferedWriter`; raises OSError if it exists or cannot be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        # O_DIRECT keeps a checkpoint out of the page cache, where it would evict what the training reads.
+        # O_DIRECT keeps a checkpoint out of the page cache, where it would evict training data.
         return files.open(target, flags | os.O_DIRECT)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
@@ -40,10 +40,10 @@ def create(target: Path, files: DirectoryRoot) -> int:
 
 
 class WriteBehind:
-    """Follows a writer to a file: of what it wrote, only the last two blocks are in the page cache.
+    """Follows a writer to a file: of its bytes, only the last two blocks are in the page cache.
 
     Without it a checkpoint fills the memory of the host with pages that are yet to be written, until the kernel
-    stops whoever writes next, and evicts what others have cached.
+    stops whoever writes next, and evicts the pages of others.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -61,7 +61,7 @@ class WriteBehind:
         self._last = (offset, count)
 
     def finish(self) -> None:
-        """Drop what is left; call when all is durable."""
+        """Drop the last blocks from the page cache; call when all is durable."""
         if self._last:
             # Only clean pages can be dropped, so after fdatasync.
             os.posix_fadvise(self._descriptor, *self._last, os.POSIX_FADV_DONTNEED)
@@ -137,13 +137,13 @@ def _open_again(descriptor: int) -> None:
     """Have a descriptor lead to an opening of its file that never had O_DIRECT.
 
     A server of FUSE, such as mergerfs, opens its own file with the flags of the first opening, and learns of no later
-    ones: it goes on to write with O_DIRECT what has no alignment.
+    ones: it goes on to write unaligned bytes with O_DIRECT.
     """
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
     try:
         opened = os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC)
     except OSError:
-        return  # say, it has no name any more: the next attempt raises what is wrong
+        return  # for example, it has no name any more: the next attempt raises the error
     former = os.dup(descriptor)
     os.dup2(opened, descriptor, inheritable=False)
     os.close(opened)
@@ -170,7 +170,7 @@ def pass_page_cache(descriptor: int) -> None:
 
 
 def use_page_cache(descriptor: int) -> bool:
-    """Turn O_DIRECT off for what it refuses; returns whether it was on."""
+    """Turn O_DIRECT off for writes that it refuses; returns whether it was on."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return bool(flags & os.O_DIRECT)

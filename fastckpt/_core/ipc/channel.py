@@ -106,7 +106,7 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
 
 
 class Channel:
-    """A writer's end: asks one thing at a time, each with a deadline; any thread may send what has no answer.
+    """A writer's end: asks one thing at a time, each with a deadline; any thread may send messages without an answer.
 
     Attributes:
         peer_pid: The process at the other end.
@@ -146,7 +146,7 @@ class Channel:
         Raises:
             AgentLost: The saver is gone, or does not answer within ``timeout`` seconds. The channel is closed then: an
                 answer may still come, and is not to be taken for another.
-            ProtocolError: What comes is no answer.
+            ProtocolError: The message that comes is no answer.
         """
         with self._lost():
             self._socket.settimeout(self._timeout if timeout is None else timeout)

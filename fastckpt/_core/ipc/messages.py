@@ -1,7 +1,7 @@
 """The messages between a writer and the saver.
 
 A writer asks and the saver answers in order, each message once, but for those in UNANSWERED. Messages are hints:
-what counts as committed is read from the records in the slots.
+commits are read from the records in the slots.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from fastckpt._core.ipc.offload_messages import OffloadEnded, OffloadMeasured, O
 class Hello:
     """A writer introduces itself and its checkpoint directory. Answer: Welcome.
 
-    ``imported`` is when it had imported what it needs to be one, in seconds of the monotonic clock.
+    ``imported`` is when it had imported its modules, in seconds of the monotonic clock.
     """
 
     directory: str
@@ -57,7 +57,7 @@ class Reserve:
 class BeginSave:
     """A save begins, perhaps again: make room for images of these sizes (bytes). Answer: Granted or Skipped.
 
-    ``closed`` is what `Goodbye.closed` is.
+    ``closed`` is as `Goodbye.closed`.
     """
 
     history: int
@@ -175,8 +175,8 @@ class Bad:
 
     Attributes:
         memory: Ids (history and step) of those in memory: they must neither be offered again nor persisted.
-        storage: True if some on storage were bad, too: what is durable must be looked up again.
-        distrusted: True if they are what was saved, and that is wrong: they do not count as lost.
+        storage: True if some on storage were bad, too: durable checkpoints must be listed again.
+        distrusted: True if their bytes are as saved, and that state is wrong: they do not count as lost.
     """
 
     memory: list[list[int]]
@@ -219,7 +219,7 @@ class Decided:
 
     Attributes:
         step: After which it counts.
-        memory, storage: Steps between snapshots, between persists; None while it is measured what they cost.
+        memory, storage: Steps between snapshots, between persists; None while their cost is measured.
         overhead, bound: The parts of training time that they took, as far as was measured, and may take.
         changed: True if the intervals are others than before.
     """
@@ -279,7 +279,7 @@ class Status:
     """State of persistence: durable checkpoints, persists that are under way, and failures.
 
     Attributes:
-        waiting: Persists that wait or run, and what is to be persisted unless a newer one is.
+        waiting: Persists that wait or run, and saves to be persisted unless a newer one is.
         newest: History and step of the newest durable checkpoint; empty for none.
         persisted: As in Granted.
         trouble: The last failure of a persist that no later one has made good; empty for none.

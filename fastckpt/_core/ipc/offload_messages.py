@@ -10,7 +10,7 @@ from fastckpt._core import metrics
 
 @dataclass(frozen=True)
 class OffloadPlanned:
-    """A step was profiled, and it was planned what its like writes.
+    """A step was profiled, and the writes of similar steps were planned.
 
     Attributes:
         number: Number of the `ActivationOffload` in its process, from 1.
@@ -46,7 +46,7 @@ class OffloadMeasured:
         forwards: Forwards so far.
         written: Bytes written in all, ``read`` bytes read.
         waited_for_writes: Seconds that forwards waited in all, ``waited_for_reads`` that backwards did.
-        steps: Steps that had a plan, and whose backward is over; what follows is of these.
+        steps: Steps that had a plan, and whose backward is over; the fields below are of these.
         planned_written: Bytes that their plans had them write, ``step_written`` bytes that they wrote.
         predicted_wait: Seconds by which they were to be longer, ``step_wait`` seconds that they waited.
     """

@@ -85,7 +85,7 @@ class NativeFolder:
         ranks = writer.ranks
         try:
             if loaded:
-                ranks.gather(None)  # what others read is not to be removed
+                ranks.gather(None)  # files that others read are not to be removed
             else:
                 ranks.fail(sys.exception() or FastckptError("the checkpoint was closed before it was loaded"))
         finally:
@@ -139,7 +139,7 @@ class FolderCheckpointer(BaseCheckpointer):
 
     @property
     def writes_common(self) -> bool:
-        """Return whether this rank saves what is common: the first rank of each node does."""
+        """Return whether this rank saves the common files: the first rank of each node does."""
         return self._writer.place.local_rank == 0
 
     @public
@@ -153,7 +153,7 @@ class FolderCheckpointer(BaseCheckpointer):
         named: CheckpointNames = BY_STEP,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
-        """Save this rank's files of a step. Once it returns, what they hold may be changed.
+        """Save this rank's files of a step. Once it returns, the states may be changed.
 
         Args:
             step: The step, not below the last one saved.
@@ -169,7 +169,7 @@ class FolderCheckpointer(BaseCheckpointer):
             ConfigError: No checkpoint can have a file, or a directory, of such a name.
             StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
-        # 1. release what was loaded   2. check names   3. another history, if the same step has
+        # 1. release the loaded checkpoint   2. check names   3. another history, if the same step has
         # other contents   4. save, with the names as details, which the agent needs to publish
         writer = self._writer
         arguments.saving(step, files, None, metrics)
@@ -201,7 +201,7 @@ class FolderCheckpointer(BaseCheckpointer):
 
         Args:
             step: Step to be saved.
-            models: Modules, wrapped or not, of which one rank saves what all have in common.
+            models: Modules, wrapped or not, of which one rank saves the common state.
             optimizers: Optimizers of the models.
             storage_type: As for `save_checkpoint`.
             others: Objects whose states one rank saves for all, by name, or such states; a warning names unlike ones.
@@ -225,14 +225,14 @@ class FolderCheckpointer(BaseCheckpointer):
         self._differences.turn(step, state, persists=storage_type is not StorageType.MEMORY)
 
     def scratch(self) -> Path:
-        """A directory in memory for what a framework writes beside its files and nobody needs; of this rank alone."""
+        """A directory in memory for files that a framework also writes and nobody needs; of this rank alone."""
         return make_view(self._writer.link, "scratch", {})
 
     @public
     def find(self, resume_path: str | os.PathLike[str] = "", *, foreign: bool = False) -> NativeFolder | None:
         """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
 
-        All ranks call it. A new history begins: what is saved from now on is newer than all before.
+        All ranks call it. A new history begins: saves from now on are newer than all before.
 
         Args:
             resume_path: A directory to load from instead of the newest checkpoint. One in the checkpoint directory is
@@ -260,7 +260,7 @@ class FolderCheckpointer(BaseCheckpointer):
         ranks, offers, resume, since = writer.open_resume(self._needs, self._answers_for, asked)
         parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
         name = name if parent == writer.directory else ""
-        # All ranks must take the same way: what the first one sees counts.
+        # All ranks must take the same way: the first one's decides.
         foreign = bool(asked) and ranks.gather(foreign)[0]
         with writer.work("resume"):
             if asked and (foreign or not name):
@@ -282,7 +282,7 @@ class FolderCheckpointer(BaseCheckpointer):
         return NativeFolder(writer, offers, found, asked, name)
 
     def let_go(self, *, loaded: bool = True) -> None:
-        """Close what was found last, if it is still open, as `NativeFolder.close`."""
+        """Close the folder that was found last, if it is still open, as `NativeFolder.close`."""
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.close(loaded=loaded)

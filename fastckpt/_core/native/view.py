@@ -24,11 +24,11 @@ def hold(link: SaverClient, paths: Iterable[Path], save: SaveId | None) -> None:
     """
     paths = list(paths)
     inside = [path.relative_to(link.arena) for path in paths if path.is_relative_to(link.arena)]
-    # Files of other nodes are kept beside the slots: what is there under the name of their save is theirs.
+    # Files of other nodes are kept beside the slots, under the name of their save.
     held = {link.arena / path.parts[0] for path in inside if path.parts[0] != KEPT}
     kept = [path for path in paths if any(path.is_relative_to(root / KEPT) for root in roots_of(link.arena))]
     if held or kept:
-        # Pinned first, then compared: what holds that save now keeps it until the release.
+        # Pinned first, then compared: a slot that holds that save now keeps it until the release.
         link.pin()
     if any(slots.read(slot).committed != save for slot in held) or not all(path.is_file() for path in kept):
         raise BadCheckpoint(f"{save} in memory has made way for a newer one; load again")
@@ -50,7 +50,7 @@ def make_view(link: SaverClient, name: str, files: Files) -> Path:
 
 
 def remove_view(link: SaverClient) -> None:
-    """Remove what `make_view` made last, be it for a worker that died."""
+    """Remove the last view of `make_view`, be it for a worker that died."""
     shutil.rmtree(_place(link), ignore_errors=True)
 
 

@@ -35,8 +35,8 @@ STALLED = 300.0
 class ActivationStore:
     """Saved activations within a budget of memory, and those that are in a file instead.
 
-    All that changes where something is, or what is counted, happens under one lock, and no transfer does. Storages die
-    in any thread, also within the lock: their death is noted, and counted later.
+    All changes of places and counts happen under one lock, and no transfer does. Storages die in any thread, also
+    within the lock: their death is noted, and counted later.
 
     Args:
         file: Scratch file for the bytes.
@@ -93,9 +93,9 @@ class ActivationStore:
             saved: Storage to write.
             at: Its position in its forward.
             compressed: Whether to encode it.
-            sampled: Whether to measure what encoding it would gain.
+            sampled: Whether to measure the gain of encoding it.
         """
-        # The queue must not keep alive what a dropped graph has given up.
+        # The queue must not keep alive storages that a dropped graph has given up.
         ref, how = weakref.ref(saved), (compressed, sampled)
         try:
             with self._moved:
@@ -212,7 +212,7 @@ class ActivationStore:
         return True
 
     def _make_room(self, saved: SavedStorage, forward: ForwardPass) -> None:
-        """Count what is needed now; it is read even if there is no room, once nothing is on the way out any more."""
+        """Count a needed storage; it is read even if there is no room, once nothing is on the way out any more."""
         if not self.memory.make_room(saved.size, ahead=True) and self.in_flight:
             start = time.perf_counter()
             with metrics.phase("offload.wait_for_writes"):
@@ -221,7 +221,7 @@ class ActivationStore:
         self.memory.count(saved)
 
     def _fetch_ahead(self, forward: ForwardPass) -> None:
-        """Ask for what is needed next, in that order, as far as the budget has room."""
+        """Request the next needed storages, in that order, as far as the budget has room."""
         while (entry := forward.peek()) is not None:
             saved = entry.saved()
             if saved is not None and saved.place is Place.STORED:
@@ -245,7 +245,7 @@ class ActivationStore:
         try:
             self._read(saved)
         except (OSError, RuntimeError) as error:
-            # Who needs it tries once more, and raises what that meets.
+            # Who needs it tries once more, and raises the error of that.
             logger.debug("offloaded activations could not be read ahead: %s", error)
 
     def _read_now(self, saved: SavedStorage, forward: ForwardPass) -> None:
@@ -303,7 +303,7 @@ class ActivationStore:
     # --- the end
 
     def _end(self, error: Exception) -> None:
-        """Write nothing any more: training goes on with what is in memory."""
+        """Write nothing any more: training goes on with tensors in memory."""
         if self.failure:
             return
         reason = getattr(error, "strerror", None) or str(error)

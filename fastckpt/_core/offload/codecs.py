@@ -35,7 +35,7 @@ class EncodedForm:
     Attributes:
         form: "dense", "positions" or "bits".
         dtype: The type of the tensor.
-        shape: Its shape; what is decoded is contiguous.
+        shape: Its shape; decoded tensors are contiguous.
         stored: The type of the values that are stored; another one than ``dtype`` if precision was given up.
         parts: Type and number of elements of each part.
     """

@@ -1,4 +1,4 @@
-"""Tensors that are not offloaded: weights, and what a copy of bytes would not restore."""
+"""Tensors that are not offloaded: weights, and those that a copy of bytes would not restore."""
 
 import torch
 from torch.nn import Parameter

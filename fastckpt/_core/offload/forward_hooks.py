@@ -62,7 +62,7 @@ class ForwardHooks:
         # In a process that was forked within the forward there are no threads that would write.
         left = os.getpid() != self._pid or (on_gpu and _is_in_graph()) or is_traced()
         if is_weight(tensor) or not is_plain(tensor) or left:
-            # A view of a weight without its history: with it, what autograd keeps would keep its own graph alive.
+            # A view of a weight without its history: with it, autograd's object would keep its own graph alive.
             return LeftTensor(tensor, tensor if tensor.grad_fn is None else tensor.detach(), NOT_COPIED)
         storage = tensor.untyped_storage()
         span = span_of(tensor, storage)
@@ -72,8 +72,8 @@ class ForwardHooks:
         identity = identity_of(tensor, storage, span)
         saved = self._identities.get(identity)
         if saved is None or (tensor.grad_fn is None and self.forward.index_of(saved) is None):
-            # Also what no operation made and another forward has saved: who fills such memory again, by NumPy or from
-            # another process, raises no version.
+            # Also a tensor that no operation made and another forward has saved: who fills such memory again, by
+            # NumPy or from another process, raises no version.
             saved = SavedStorage(tensor, storage, span)
             if self._copies:
                 assert saved.memory is not None

@@ -1,4 +1,4 @@
-"""The record of one forward: what it saved, in which order and when, and when its backward needed it."""
+"""The record of one forward: its saved tensors, their order and times, and when its backward needed each."""
 
 import time
 import weakref
@@ -121,7 +121,7 @@ class ForwardPass:
         return self.pack_wait + self.fetch_wait if self.times is None else self.times.idle()
 
     def profile(self, write_rate: float, read_rate: float) -> StepProfile:
-        """The times of this pass; what was not needed counts as needed at the end."""
+        """The times of this pass; tensors that were not needed count as needed at the end."""
         if self.times is None:
             packed = [each.packed for each in self.entries]
             needed = [each.needed for each in self.entries]
@@ -165,7 +165,7 @@ class ForwardPass:
 
     def _arrange(self) -> None:
         """Put the entries into the order in which they are expected to be needed."""
-        # autograd runs the nodes of the greatest numbers first; a node unpacks what it saved in the order of saving.
+        # autograd runs the nodes of the greatest numbers first; a node unpacks its tensors in the order of saving.
         by_node = sorted(range(len(self.entries)), key=lambda each: (-self.entries[each].node, each))
         self._sequence = by_node if self.order is None else [each for each in self.order if each < len(self.entries)]
         self._positions = [-1] * len(self.entries)

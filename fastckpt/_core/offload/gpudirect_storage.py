@@ -21,7 +21,7 @@ DRIVER = Path("/proc/driver/nvidia-fs")
 
 
 class CuFile:
-    """The scratch file, opened and registered by torch's `GdsFile`; OSErrors name what failed.
+    """The scratch file, opened and registered by torch's `GdsFile`; OSErrors name the failed function.
 
     torch's own load_storage and save_storage hold the GIL while the disk works, so that the training would wait for
     each transfer (torch/csrc/cuda/GdsFile.cpp, 2.10 to 2.15). Called by ctypes, the same functions do not.
@@ -109,7 +109,7 @@ class GpuDirectStorage:
 
 
 def why_not(file: ScratchFile, driver: Path) -> str:
-    """Return what GPUDirect Storage lacks; empty if it can be tried.
+    """Return why GPUDirect Storage cannot be tried; empty if it can.
 
     Without its kernel module cuFile would work in a mode of its own, through the memory of the host, and leave a log
     file in the current directory.

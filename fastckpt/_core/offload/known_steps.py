@@ -14,7 +14,7 @@ class KnownStep:
     """A step that was profiled.
 
     Attributes:
-        sizes: Bytes of what its forward saves, in order: by these another forward is compared with it.
+        sizes: Bytes of its forward's saved tensors, in order: by these another forward is compared with it.
         order: The entries in the order in which its backward needed them.
         plan: Plan for each.
     """
@@ -50,7 +50,7 @@ class KnownSteps:
 
 
 class StepMatch:
-    """The known steps that a forward may be, by what it has saved so far."""
+    """The known steps that a forward may be, by its saved tensors so far."""
 
     def __init__(self, candidates: list[KnownStep]) -> None:
         self._candidates = candidates

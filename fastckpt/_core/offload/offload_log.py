@@ -1,4 +1,4 @@
-"""Reports of offloading to the agent: what was planned, what came, and its end; few of them, however long a job is."""
+"""Reports of offloading to the agent: the plan, the result, and its end; few of them, however long a job is."""
 
 import itertools
 import time
@@ -69,7 +69,7 @@ class OffloadLog:
         self._step_wait += forward.wait
 
     def measured(self, report: Callable[[], OffloadReport], failure: str) -> None:
-        """Report what came, if that is due: the first step with a plan, a failure, and now and then."""
+        """Report the result, if that is due: the first step with a plan, a failure, and now and then."""
         if self._reported is None:
             is_due = self._steps > 0 or bool(failure)
         else:
@@ -78,7 +78,7 @@ class OffloadLog:
             self.conclude(report, failure)
 
     def conclude(self, report: Callable[[], OffloadReport], failure: str) -> None:
-        """Report what came, unless that is reported."""
+        """Report the result, unless that is reported."""
         found = report()
         state = found.forwards, bool(failure)
         if state == self._reported:

@@ -1,4 +1,4 @@
-"""The account of offloading: what was moved, what stayed, what was waited for, and what the plan had predicted."""
+"""The account of offloading: bytes moved and kept, waits, and the predictions of the plan."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from fastckpt._core.policy.offload_plan import OffloadPlan
 
 @dataclass(frozen=True)
 class Prediction:
-    """One of the values that a plan predicts, and what came.
+    """One of the values that a plan predicts, and its measurement.
 
     Attributes:
         planned: As predicted; None if no forward had a plan yet.

@@ -1,4 +1,4 @@
-"""The offloading of one training run: its forwards one after another, what is learned from each, and how it went."""
+"""The offloading of one training run: its forwards one after another, the profile of each, and the account."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ UNMEASURED = 1e9
 
 
 class Offloader:
-    """Offloads what the forwards of a training run save.
+    """Offloads tensors that the forwards of a training run save.
 
     Args:
         directory: An existing directory.
@@ -66,7 +66,7 @@ class Offloader:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Offload what autograd saves in this block."""
+        """Offload the tensors that autograd saves in this block."""
         # 1. learn from the passes that have ended   2. save by the plan of the known step that this one is
         # 3. if it is one, its backward is expected to be as before
         with self._learning:
@@ -140,7 +140,7 @@ class Offloader:
         self._log.measured(self._account, self._store.failure)
 
     def _conclude(self) -> None:
-        """Report what came so far to the agent, if there is one."""
+        """Report the result so far to the agent, if there is one."""
         with self._learning:
             if self._count:
                 self._learn(at_once=True)

@@ -1,4 +1,4 @@
-"""Objects that autograd keeps in place of tensors: each knows at what version its tensor was saved."""
+"""Objects that autograd keeps in place of tensors: each knows the version at which its tensor was saved."""
 
 import torch
 
@@ -9,7 +9,7 @@ from fastckpt._core.torch_private.tensors import version_of
 NOTICED = "fastckpt.offload noticed it, as autograd does without offloading"
 REMEDY = 'Do not change it in place before the backward, or give ActivationOffload(..., consistency="copy").'
 NOT_COPIED = "Do not change it in place before the backward, as optimizer.step() changes weights."
-"""The remedy for what consistency="copy" does not copy."""
+"""The remedy for tensors that consistency="copy" does not copy."""
 
 
 class LeftTensor:
@@ -36,8 +36,8 @@ class PackedTensor:
 
     Its probe shares the version counter of the tensor, and no memory. So an in-place change is noticed whenever it
     happened before the unpack, as autograd does it. A check right after the copy alone would miss an operation that
-    runs meanwhile, without the GIL: it raises the version when it has written. What is unpacked shares the counter,
-    too: a backward may write to it, and what is unpacked after that may be in the same memory.
+    runs meanwhile, without the GIL: it raises the version when it has written. Unpacked tensors share the counter,
+    too: a backward may write to one, and tensors unpacked after that may be in the same memory.
     """
 
     __slots__ = ("at", "dtype", "layout", "origin", "probe", "saved", "version")

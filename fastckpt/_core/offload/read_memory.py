@@ -10,7 +10,7 @@ from fastckpt._core.death_notes import DeathNotes
 from fastckpt._core.huge_pages import HUGE, use_huge_pages
 
 SPARE = 8
-"""A block may be larger than what it is taken for by one part of so many."""
+"""A block may be larger than its tensor by one part of so many."""
 
 
 class ReadMemory:
@@ -37,7 +37,7 @@ class ReadMemory:
         return torch.frombuffer(array, dtype=torch.uint8)
 
     def give_back(self) -> None:
-        """Return to the system what is free."""
+        """Return free blocks to the system."""
         with self._lock:
             self._bury()
             self._free.clear()

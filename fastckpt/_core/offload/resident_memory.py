@@ -23,7 +23,7 @@ class ResidentMemory:
         """The most that were resident since this was last set to 0."""
         self._resident = 0
         self._dead = DeathNotes[ResidentBytes]()
-        # What may be dropped for something that is needed now: what was used already, and what was not yet.
+        # Storages that may be dropped for one that is needed now: used ones, and those that were not used yet.
         self._used: dict[int, weakref.ref[SavedStorage]] = {}
         self._ahead: dict[int, weakref.ref[SavedStorage]] = {}
 
@@ -54,7 +54,7 @@ class ResidentMemory:
             saved.resident.counted = 0
 
     def read_ahead(self, saved: SavedStorage) -> None:
-        """Note that a storage is in memory before it is needed: it may be dropped for what is needed now."""
+        """Note that a storage is in memory before it is needed: it may be dropped for one that is needed now."""
         self._ahead[id(saved)] = weakref.ref(saved)
 
     def use(self, saved: SavedStorage) -> None:

@@ -62,7 +62,7 @@ def identity_of(tensor: torch.Tensor, storage: torch.UntypedStorage, span: ByteS
 
 
 class ResidentBytes:
-    """Bytes of a storage that are counted as resident, for what outlives it."""
+    """Bytes of a storage that are counted as resident, for objects that outlive it."""
 
     __slots__ = ("counted",)
 

@@ -99,7 +99,7 @@ def _open_nameless(directory: Path) -> int:
     for direct in (os.O_DIRECT, 0):
         with contextlib.suppress(OSError):
             return os.open(directory, flags | os.O_TMPFILE | direct, 0o600)
-    # No O_TMPFILE: a name that lasts for two system calls. What cannot be made at all is an error here.
+    # No O_TMPFILE: a name that lasts for two system calls. A file that cannot be made at all is an error here.
     descriptor, name = tempfile.mkstemp(prefix=".fastckpt-offload-", dir=directory)
     Path(name).unlink()
     with contextlib.suppress(OSError):

@@ -33,9 +33,9 @@ class StoredForms:
         return self._transfers.room(saved.size, PARTS if compressed or self._half else 1)
 
     def write(self, saved: SavedStorage, at: Occurrence, compressed: bool, sampled: bool) -> bool:
-        """Write a storage to its region; returns whether that has what the memory had. Raises OSError.
+        """Write a storage to its region; returns whether that equals the memory. Raises OSError.
 
-        Memory that became smaller meanwhile was not the graph's alone: then what was written is of no use.
+        Memory that became smaller meanwhile was not the graph's alone: then the written bytes are of no use.
         """
         assert saved.memory is not None and saved.region is not None
         with self._transfers.beside_training(saved.device, saved.ready):

@@ -29,7 +29,7 @@ def recorded(device: torch.device) -> Mark:
 class StreamTimes:
     """Times of one step on one device, without those for which its stream stood idle because the host waited.
 
-    While the host waits, the stream goes on with what is queued. It is idle from the end of that on: what is queued
+    While the host waits, the stream goes on with queued kernels. It is idle from their end on: a kernel that is queued
     after the wait begins at once, so that the time between a mark before the wait and one after it is the idle one.
     """
 

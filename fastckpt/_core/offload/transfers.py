@@ -74,7 +74,7 @@ class RateMeter:
 class Transfers:
     """Transfers of one scratch file, for any number of threads.
 
-    Bytes are written in whole units of the file: what else is in these is of no account.
+    Bytes are written in whole units of the file: other bytes in these do not matter.
     """
 
     def __init__(self, file: ScratchFile) -> None:
@@ -109,7 +109,7 @@ class Transfers:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def give_back_memory(self) -> None:
-        """Return to the system what was read into and is not used any more."""
+        """Return memory of reads that is not used any more to the system."""
         self._memory.give_back()
 
     def room(self, size: int, parts: int) -> int:
@@ -130,7 +130,7 @@ class Transfers:
         return written
 
     def fetch(self, parts: "Sequence[Written]", device: torch.device) -> list[torch.Tensor]:
-        """Read what `write` wrote into new memory, as bytes. Raises OSError."""
+        """Read the bytes that `write` wrote into new memory. Raises OSError."""
         fetched = []
         with self.read:
             for part in parts:
@@ -145,7 +145,7 @@ class Transfers:
         """Write the pages that have these bytes; returns how far into the first one they begin."""
         address, size = flat.data_ptr(), flat.numel()
         head = address % self._file.unit
-        # Whole pages are ours to read, also what is in them before and after the bytes. Nothing is copied, and memory
+        # Whole pages are ours to read, also their parts before and after the bytes. Nothing is copied, and memory
         # that is freed meanwhile, as a gathered weight's may be, is an error of the call and not of the process.
         if self._file.unit == mmap.PAGESIZE and address % ALIGNED == 0:
             total = self._units(head + size)
@@ -190,8 +190,8 @@ class Transfers:
             # Memory of this stream; a user on another one records that with the allocator (`use`).
             memory = torch.empty(self._units(size), dtype=torch.uint8, device=device)
             if cufile := self.gpudirect.cufile:
-                # What had this memory before may be under way in this stream, and so may torch's fill of new memory,
-                # if algorithms are to be deterministic.
+                # Kernels of this memory's last tensor may be under way in this stream, and so may torch's fill of new
+                # memory, if algorithms are to be deterministic.
                 torch.cuda.current_stream(device).synchronize()
                 cufile.read(memory, offset)
                 return memory[:size]

@@ -1,1 +1,1 @@
-"""Runs in: pure. Decisions as functions of what is known: which slot, which checkpoint, what to keep, whom to blame."""
+"""Runs in: pure. Decisions as functions of known facts: which slot, which checkpoint, what to keep, whom to blame."""

@@ -17,7 +17,7 @@ class ExpectedGoodput:
     Attributes:
         memory: If failures leave memory as it is: a worker dies, or hangs.
         storage: If they take memory along: a node or its agent is lost, and no other node holds the save.
-        without: If there are no failures: what saves cost alone.
+        without: If there are no failures: the cost of saves alone.
     """
 
     memory: float
@@ -30,7 +30,7 @@ def expected_goodput(costs: Costs, intervals: Intervals, restart: float, mtbf: f
 
     Between two saves the time until they succeed is M exp(R/M) (exp((w + c)/M) - 1), for w seconds of work, c of saves,
     R of a restart and M between failures (J. T. Daly, FGCS 22(3), 2006, eq. 13; to first order J. W. Young, CACM 17(9),
-    1974). What is lost beyond a persist's begin, because it is not durable yet, is added to each restart.
+    1974). Work from a persist's begin until it is durable may be lost, too: it is added to each restart.
 
     Args:
         costs: Of an iteration, a snapshot and a persist.

@@ -113,8 +113,8 @@ def limits(
 ) -> Limits:
     """The limits that a setting means.
 
-    Under "auto" ranks that wait may do so in good health: for a file, a person, another job. What they wait in ends by
-    itself when the process group's own limit is reached, so half of that is what they have.
+    Under "auto" ranks that wait may do so in good health: for a file, a person, another job. Their wait ends by
+    itself at the process group's own limit, so their limit is half of that.
 
     Args:
         setting: "auto", "off" or a number of seconds.
@@ -180,7 +180,7 @@ def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witn
     that are elsewhere than most; of several, those with fewer steps. Unless all ranks of the job are in sight, the
     culprit may be one that is not.
     """
-    # What the kernel reports is certain; places and counts of steps are circumstantial.
+    # The kernel's report is certain; places and counts of steps are circumstantial.
     for states, why in (("T", "is stopped (SIGSTOP)"), ("D", "waits in the kernel, uninterruptibly")):
         if found := [witness for witness in witnesses if witness.state and witness.state in states]:
             return found, why

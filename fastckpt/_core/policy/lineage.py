@@ -1,9 +1,9 @@
-"""Lines of training: which histories a checkpoint's training came through, and what retention keeps of each line.
+"""Lines of training: the histories that a checkpoint's training came through, and the checkpoints kept of each line.
 
 A history that another has not resumed from belongs to another run, such as one that was started in the same directory
 by mistake: the saves of one run must never be the reason to delete those of another. So it is with checkpoints that a
-job passed over as it resumed an older one: nothing has shown that they are damaged, and they may be all that is left of
-what came after it.
+job passed over as it resumed an older one: they are not proved damaged, and may be all that is left of the training
+after it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -61,7 +61,7 @@ def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
     for newest in reversed(left.histories):
         if newest not in lines_of:
             found.append([])
-            # What an earlier line has is not walked through again: all that it came through is in that line, too.
+            # Histories of an earlier line are not walked through again: all that it came through is in that line, too.
             lines_of |= dict.fromkeys(_line(newest, pasts, left), found[-1])
     for entry in entries:
         lines_of[entry.id[0]].append(entry)

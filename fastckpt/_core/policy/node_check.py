@@ -49,7 +49,7 @@ class CheckResult:
     """The result of one check.
 
     Attributes:
-        name: Its name; the first word says what is checked.
+        name: Its name; the first word is the subject.
         verdict: The outcome.
         message: The reason, for people; empty if all is well.
         value: Measured value, more being better; None if nothing was measured.
@@ -227,7 +227,7 @@ class NodeVerdict:
 
 
 def judge(nodes: Sequence[int], first: Rates, second: Rates) -> dict[int, NodeVerdict]:
-    """The verdict on each of these nodes by what its pairs have measured in both rounds."""
+    """The verdict on each of these nodes by the measurements of its pairs in both rounds."""
     rates = [*first.items(), *second.items()]
     best, partners = _best(rates), _failed(rates)
     again = {node for pair, rate in second.items() if rate is None for node in pair}

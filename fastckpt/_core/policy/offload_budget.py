@@ -3,7 +3,7 @@
 from fastckpt._core.policy.offload_plan import StepProfile, plan
 
 TOLERATED = 0.02
-"""The share of a step that waits may take and still count as hidden: what was profiled varies by more."""
+"""The share of a step that waits may take and still count as hidden: profiled times vary by more."""
 PRECISION = 1 / 64
 """The share of all that is saved to which the budget is found."""
 WORK = 4_000

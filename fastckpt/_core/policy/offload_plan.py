@@ -51,9 +51,9 @@ class OffloadPlan:
 
 
 def plan(profile: StepProfile, budget: int, *, work: int = WORK) -> OffloadPlan:
-    """Choose what is written, so that what stays fits the budget and the step waits as little as possible.
+    """Choose the tensors to write, so that the others fit the budget and the step waits as little as possible.
 
-    A quarter of the budget is for tensors in flight: what stays is at most three quarters, unless all fits.
+    A quarter of the budget is for tensors in flight: the others take at most three quarters, unless all fit.
 
     Args:
         profile: One step as it was measured.
@@ -127,7 +127,7 @@ class _Search:
         return judged.outcome.wait == 0
 
     def in_forward_order(self) -> Iterator[_Choice]:
-        """Phase 1: the first tensors, until what stays fits. The first ones have most time, and are needed last."""
+        """Phase 1: the first tensors, until the rest fits. The first ones have most time, and are needed last."""
         yield _Choice(self._covered(frozenset()))
 
     def by_compressibility(self) -> Iterator[_Choice]:

@@ -130,7 +130,7 @@ class _Step:
         self._written(self.profile.forward + self.late)
 
     def go_backward(self) -> None:
-        """Read in the order of need, as early as memory is free; what is still being written is taken from memory."""
+        """Read in the order of need, as early as memory is free; tensors still being written are taken from memory."""
         tensors, begin = self.profile.tensors, self.profile.forward + self.late
         taken = {index for _, index in self.writing}
         reads = self.offloaded - taken
@@ -152,7 +152,7 @@ class _Step:
     def _read(self, index: int, start: float, freed: deque[tuple[float, int]]) -> float:
         """The time at which a tensor is there, if its read may start at this one."""
         size = self.profile.tensors[index].size
-        # Memory is freed in the order of use, so what is freed next is known.
+        # Memory is freed in the order of use, so the next to be freed is known.
         while freed and (freed[0][0] <= start or self.held + size > self.budget):
             at, bytes_freed = freed.popleft()
             start = max(start, at)
@@ -166,7 +166,7 @@ class _Step:
         self.peak = max(self.peak, self.held)
 
     def _written(self, now: float) -> int:
-        """Free what has been written by now; the bytes of that."""
+        """Free tensors that have been written by now; return their bytes."""
         freed = 0
         while self.writing and self.writing[0][0] <= now:
             freed += self.profile.tensors[self.writing.popleft()[1]].size

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation
 
 FIRST = 0
-"""The node whose copy of what all nodes have alike is the one that storage would have."""
+"""The node whose copy of files that all nodes have alike is the one that storage would have."""
 
 
 REBUILT = 1 << 30
@@ -98,7 +98,7 @@ def _with_numbers(ranks: Mapping[str, Sequence[str]]) -> dict[int, tuple[str, ..
 
 
 def with_rebuilt(holdings: Sequence[NodeHolding]) -> list[NodeHolding]:
-    """The holdings, and one for what can be rebuilt of each node of which all others of its group have parity.
+    """The holdings, and one of files that can be rebuilt for each node if all others of its group have parity.
 
     That node may be lost, or be there: its files may be damaged, and are known to be so only when they are read.
     """

@@ -84,8 +84,8 @@ def pages(size: int) -> int:
 def reshaped(files: Sequence[SavedFile], saved: int, shape: JobShape) -> list[SavedFile]:
     """The files of the same state, saved by the ranks of another shape than the ``saved`` ranks that wrote these.
 
-    Shards are divided again: the largest is as much larger than their mean as the largest was. What is on each node,
-    or belongs to a rank, stays as it is; the index of shards has as many more entries as there are more of them.
+    Shards are divided again: the largest is as much larger than their mean as the largest was. Files on each node, or
+    of a rank, stay as they are; the index of shards has as many more entries as there are more of them.
 
     Raises:
         ConfigError: A framework laid files out in a way of its own, so that their number is not known.
@@ -140,7 +140,7 @@ class MemoryLimits:
     Attributes:
         slots: Slots of the arena.
         arena: Bytes of the arena.
-        tmpfs: The size of the tmpfs, with what is left to data loaders: as much as docker gives them by default.
+        tmpfs: The size of the tmpfs, with room for data loaders: as much as docker gives them by default.
         shm: The same in a round number of MiB.
     """
 

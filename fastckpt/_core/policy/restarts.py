@@ -18,7 +18,7 @@ _BUDGET = re.compile(r"([1-9]\d*)/(\d+(?:\.\d+)?|)(s|min|h)")
 
 
 class TrainingPosition(NamedTuple):
-    """The progress of training. Positions order by what was saved, then by what was done since.
+    """The progress of training. Positions order by the last save, then by the steps since.
 
     Attributes:
         step: The newest step that a save or a load has named; -1 before that. Only the order counts: it may be epochs.
@@ -80,7 +80,7 @@ class Course:
         stalled, resumed, furthest, progress = self.stalled, {**self.resumed}, {**self.furthest}, False
         for directory, stretch in attempt.stretches.items():
             before = resumed.get(directory, stretch.resumed)
-            # It resumes what the attempt before has saved, so that one did make progress, whatever it reported.
+            # It resumes a save of the attempt before, so that one did make progress, whatever it reported.
             if stretch.resumed > before:
                 stalled = ()
             start = TrainingPosition(stretch.resumed)
@@ -101,7 +101,7 @@ def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
 
     An attempt makes progress when it comes further than all before it: steps that were done once, not saved and
     done again are none. An attempt that resumes a newer step than the one before proves that that one made
-    progress. One that resumes an older step may do again what was lost.
+    progress. One that resumes an older step may repeat lost steps.
     """
     course = Course()
     for attempt in attempts:

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint that a job resumes, and the tier for each rank, from what every rank could load."""
+"""Chooses the checkpoint that a job resumes, and the tier for each rank, from those that every rank could load."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

@@ -84,7 +84,7 @@ class KeepEveryMinutes:
 
     Periods are those of the clock (of 60 minutes: each hour), so they do not drift, however far apart saves are. A
     checkpoint is kept if its period is another than that of the last one kept before it. So a clock that is set back
-    begins new periods as well as one that is set forward, and what is kept is never more than two periods apart.
+    begins new periods as well as one that is set forward, and kept checkpoints are never more than two periods apart.
     """
 
     minutes: float
@@ -158,7 +158,7 @@ class KeepMeasured:
 class KeepNamed:
     """Keeps n: the newest, the one whose step the newest has as that metric, and of the others the newest.
 
-    If the newest names another, two are kept, even if n is 1. What is named later must be newer, or the same.
+    If the newest names another, two are kept, even if n is 1. A step that is named later must be newer, or the same.
     """
 
     n: int
@@ -207,9 +207,9 @@ def measured(metrics: object) -> dict[str, float]:
 
 
 def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of a user, as floats; NaN or infinite ones, say of a loss that overflowed, count as not measured.
+    """Metrics of a user, as floats; NaN or infinite ones, as of a loss that overflowed, count as not measured.
 
-    Raises ConfigError with name and value for what is no number.
+    Raises ConfigError with name and value for values that are no number.
     """
     found = {}
     for name, value in metrics.items():
@@ -245,7 +245,7 @@ def to_json(policy: Policy) -> dict[str, Any]:
 
 
 def from_json(value: object, depth: int = DEEPEST) -> Policy:
-    """Read what `to_json` gave; raises ProtocolError with the value for anything else, or for deeper unions."""
+    """Read a result of `to_json`; raises ProtocolError with the value for anything else, or for deeper unions."""
     # The text comes from a message: without a limit, a deep one would end in a RecursionError.
     if depth < 0:
         raise ProtocolError(f"a retention policy is nested deeper than {DEEPEST} unions")

@@ -78,7 +78,7 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id], common: Col
             return i
     reasons = [reason for slot in slots if (reason := _obstacle(slot, newest, common))]
     late = frozenset[int]().union(*(s.writers - s.done for s in slots if s.id is not None and not s.committed))
-    # Who has saved before calls what it has to: it is late, hangs or is dead, which others find out.
+    # A rank that has saved before makes all calls that it must: it is late, hangs or is dead, which others find out.
     remedy = EVERY_RANK if late - latest.keys() else ""
     return Skip("; ".join(reasons) + remedy, SkipKind.LATE if late else SkipKind.BUSY)
 

@@ -43,7 +43,7 @@ class Frame:
 
     @property
     def name(self) -> str:
-        """The frame without what differs between hosts and processes: directories and addresses."""
+        """The frame without the parts that differ between hosts and processes: directories and addresses."""
         file = self.file.rpartition("/")[2]
         return _ADDRESS.sub("0x", f"{self.function} ({file}:{self.line})")[:_LONGEST]
 
@@ -148,7 +148,7 @@ class StackGroup:
 
     @property
     def deed(self) -> str:
-        """Description of what the ranks do."""
+        """Description of the ranks' activity."""
         words = STATES[self.state][len(self.ranks) > 1]
         return words.format(self.place or "no Python function")
 
@@ -223,7 +223,7 @@ class StackGroups:
         elif self.odd[0].state in (
             "waits",
             "computes",
-        ):  # as the others do: what is odd about it is not seen by its place
+        ):  # as the others do: its place does not show its oddity
             parts.append(f"{self.odd[0].short_name} {self.reason}")
         return "; ".join(parts)
 
@@ -233,7 +233,7 @@ class StackGroups:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Self:
-        """Read what another agent has sent; raises LookupError, TypeError or ValueError if that is no groups."""
+        """Read another agent's message; raises LookupError, TypeError or ValueError if that is no groups."""
         groups = tuple(_group_of_json(group) for group in found["groups"][:MOST])
         texts, more = tuple(map(str, found["unheard"])), tuple(map(int, found["more"]))
         if len(more) != 2:

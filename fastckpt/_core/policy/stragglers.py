@@ -107,7 +107,7 @@ class Stragglers:
             Ranks that are slow from now on, and those that are not slow any more.
         """
         # 1. join windows that are too short   2. by how much each rank is above the others, in each of the last ones
-        # 3. by how much it may be by chance   4. who is slow   5. what that costs, by the slowest of those that are not
+        # 3. by how much it may be by chance   4. who is slow   5. the cost, by the slowest of those that are not
         if self._ranks != times.keys():
             self._ranks = times.keys()
             self._seen.clear()

@@ -1,4 +1,4 @@
-"""The part of a checkpoint that is compared with what was saved."""
+"""The part of a checkpoint that is compared with the saved digests."""
 
 from fastckpt._core.arguments import choice
 

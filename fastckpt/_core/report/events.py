@@ -83,7 +83,7 @@ def in_folder(folder: Path) -> list[tuple[Name, Path]]:
 
 
 def read(path: Path) -> Log:
-    """Read a log; what is torn or no event is counted. Raises OSError, or ConfigError for what is no regular file."""
+    """Read a log, and count lines that are torn or no event. Raises OSError, or ConfigError for no regular file."""
     try:
         descriptor = open_regular(path, follow=True)
     except IrregularFile as error:

@@ -108,7 +108,7 @@ def spend(launch: Launch, steps: Steps) -> Spent:
 
 
 def settled(launch: Launch, spent: Spent) -> int:
-    """The instant up to which what a launch has ``spent`` stays as it is, whatever its next events are.
+    """The instant up to which the time that a launch has ``spent`` stays as it is, whatever its next events are.
 
     Later time has a cause that the end of a step, of a stage of a start, or of a round will decide.
     """
@@ -200,7 +200,7 @@ def _repeats(one: LaunchRound, steps: Steps) -> int:
 
 
 def _train(tape: _Tape, one: LaunchRound, halt: int, steps: Steps) -> None:
-    """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
+    """Spread the time between samples over the steps that were done; time after the last step is not ours."""
     ready, named = tape.now, _base(one)
     position, stalled = steps.unit.before(named), 0
     loaded = one.samples[0].loaded if one.samples else -1

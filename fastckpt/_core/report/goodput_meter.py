@@ -109,8 +109,8 @@ def _failures(rounds: Sequence[LaunchRound], *, stopped: bool = True) -> Counter
 class GoodputMeter:
     """Follows the events of one launch, whose time `measure` divides as `goodput.spend` does.
 
-    It keeps what the report needs of events, and not the events: some hundred bytes for each record of progress of
-    the newest rounds of workers.
+    It keeps the report's values of events, and not the events: some hundred bytes for each record of progress of the
+    newest rounds of workers.
 
     Attributes:
         directory: The checkpoint directory that shows how far the job is; empty before the first worker has one.

@@ -22,7 +22,7 @@ class FailureCause:
     """The cause of a failure, as the agent found it when all workers were stopped.
 
     Attributes:
-        exception: Type and message of what the worker raised; this and the next three are empty if not known.
+        exception: Type and message of the worker's exception; this and the next three are empty if not known.
         frame: Place of the failure, or of the hang.
         host: Host of the rank.
         log: The file that has its stderr.

@@ -1,4 +1,4 @@
-"""The newest values of metrics in event logs: of each node, what its last agent recorded last."""
+"""The newest values of metrics in event logs: of each node, the last record of its last agent."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

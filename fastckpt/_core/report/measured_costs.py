@@ -12,7 +12,7 @@ from fastckpt._core.report.report import Placed, Recovery, Report, incidents
 
 @dataclass(frozen=True)
 class MeasuredCosts:
-    """Measurements of all launches in a report; None for what was not seen.
+    """Measurements of all launches in a report; None for values that were not seen.
 
     Attributes:
         step: Seconds of a step, outside of saves.

@@ -69,7 +69,7 @@ class Metric:
 
 
 def parse_key(key: str) -> tuple[str, dict[str, str]]:
-    """The name and the labels by name of what `Metric.key` gives; what is none of that has no labels."""
+    """The name and the labels, by name, of a result of `Metric.key`; other texts have no labels."""
     name, brace, rest = key.partition("{")
     labels = {match[1]: _UNESCAPE.sub(_unescaped, match[2]) for match in _LABEL.finditer(rest)} if brace else {}
     return name, labels

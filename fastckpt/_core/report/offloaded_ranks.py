@@ -1,4 +1,4 @@
-"""Ranks that offload activations, read from event logs: what was planned, what came, and where it has ended."""
+"""Ranks that offload activations, read from event logs: the plan, the result, and the end."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class OffloadEnd:
 
 @dataclass
 class OffloadedRank:
-    """A rank that offloads; times are nanoseconds. What is not known is None, such as what came before a step is over.
+    """A rank that offloads; times are nanoseconds. Unknown values are None, such as results before a step is over.
 
     Attributes:
         node: The node on which it was last.
@@ -28,7 +28,7 @@ class OffloadedRank:
         forwards: Forwards of all its processes.
         written: Bytes that these wrote, and ``read`` those that they read.
         waited_for_writes: Time that forwards waited, and ``waited_for_reads`` that backwards did.
-        steps: Steps that had a plan; what follows is the mean of one of them.
+        steps: Steps that had a plan; the fields below are the mean of one of them.
         planned_written: Bytes that it was to write, and ``step_written`` those that it wrote.
         predicted_wait: Time by which it was to be longer, and ``step_wait`` time that it waited.
         ends: In order of time; its processes that were started later offload again.
@@ -57,7 +57,7 @@ def offloaded_ranks(launches: Iterable[tuple[int, Sequence[Event], int]]) -> lis
     """The ranks that offload, by number.
 
     Args:
-        launches: The node of each launch, its events, and what makes an instant of its clock one since the epoch.
+        launches: The node of each launch, its events, and the offset of its clock to the epoch.
     """
     found = dict[int, OffloadedRank]()
     last = dict[int, dict[tuple[int, int, int], Event]]()
@@ -93,7 +93,7 @@ def _plan(one: OffloadedRank, event: Event) -> None:
 
 
 def _measure(one: OffloadedRank, events: Sequence[Event]) -> None:
-    """Add up what the processes of a rank report."""
+    """Add up the reports of the processes of a rank."""
 
     def numbers(name: str) -> Iterator[int]:
         return (max(0, whole(event, name, 0)) for event in events)

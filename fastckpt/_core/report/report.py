@@ -30,7 +30,7 @@ _AFTER_HANG = 60 * 10**9
 
 @dataclass(frozen=True)
 class Placed:
-    """A launch, its time, and what to add to an instant of its clock to have nanoseconds since the epoch."""
+    """A launch, its time, and the offset of its clock to nanoseconds since the epoch."""
 
     launch: Launch
     spent: Spent
@@ -335,7 +335,7 @@ def incidents(failures: Iterable[Recovery]) -> list[list[Recovery]]:
 
 
 def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
-    """Each node counts all saves, and of what it has persisted the whole: some may not have been there all the time."""
+    """Each node counts all saves, and the whole of its persists: some nodes may not have been there all the time."""
     last = [[event for placed in chain for event in _last_progress(placed)] for chain in nodes.values()]
     seen = Counter(e["event"] for chain in nodes.values() for placed in chain for e in placed.launch.events)
 

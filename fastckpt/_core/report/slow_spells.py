@@ -29,7 +29,7 @@ class SlowSpell:
 
 
 def slow_spells(launches: Iterable[tuple[Sequence[Event], int]]) -> list[SlowSpell]:
-    """The times in which ranks were slow, in order; of each launch its events, and what makes its clock the epoch's."""
+    """The times in which ranks were slow, in order; of each launch its events, and its clock's offset."""
     found = [one for events, offset in launches for one in _of_launch(events, offset)]
     return sorted(found, key=lambda one: (one.begin, one.rank))
 

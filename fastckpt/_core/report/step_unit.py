@@ -46,7 +46,7 @@ class StepUnit:
 
 
 def stretch(last: Progress) -> tuple[int, int]:
-    """The way of a worker since it began, up to what it named last: in steps of the script, and as it counted them."""
+    """The way of a worker from its begin to the last step it named: in steps of the script, and as it counted them."""
     # A script whose first step is 0 has done one more at a fresh start than the number of its step.
     begin = last.loaded if last.named == last.step + 1 else max(0, last.loaded)
     return last.step - begin, last.named

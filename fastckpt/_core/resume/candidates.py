@@ -1,4 +1,4 @@
-"""Finds what a rank could load of a checkpoint directory, in all tiers."""
+"""Finds the checkpoints that a rank could load from a directory, in all tiers."""
 
 import os
 import re
@@ -47,8 +47,8 @@ class RequiredFiles:
             if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
         from_peers: True if the files that all nodes have alike and those that a rank has written, or its ``shards``,
             are all that it needs: these can come from other nodes' memory.
-        may_redivide: True if ranks can load what another number of them saved, and then bring what each needs.
-        allow_lost: True if a rank may load what is in memory without its own file, if no node has that any more.
+        may_redivide: True if ranks can load a save of another number of ranks, and then bring the files they need.
+        allow_lost: True if a rank may load a save in memory without its own file, if no node has that any more.
     """
 
     main: str
@@ -76,7 +76,7 @@ class RequiredFiles:
 
 
 class CandidateFinder:
-    """Finds what one rank could load of a checkpoint directory.
+    """Finds the checkpoints that one rank could load from a directory.
 
     Args:
         location: The checkpoint directory: a path, or the URL of a store.
@@ -116,7 +116,7 @@ class CandidateFinder:
             own: The file that each rank has of its own.
 
         Returns:
-            What there is, as a message to all ranks; and what is unfinished.
+            The checkpoints, as a message to all ranks; and the unfinished ones.
 
         Raises FastckptError or OSError if a tier cannot be searched.
         """
@@ -130,13 +130,13 @@ class CandidateFinder:
         return {"tiers": tiers, "token": f"manifest-{secrets.token_hex(8)}"}, unfinished
 
     def find(self, here: Listing, found: Mapping[str, Any]) -> Listing:
-        """All checkpoints that hold what this rank needs.
+        """All checkpoints that hold the files that this rank needs.
 
         Args:
             here: Checkpoints in memory.
             found: Checkpoints on storage, as `search` has found them in the first rank.
         """
-        # 1. keep what has the files that this rank needs   2. add saves of which memory has some files and storage the
+        # 1. keep those with this rank's files   2. add saves of which memory has some files and storage the
         # others   3. name the reason for all the rest: none may be passed over silently
         tiers = [*zip(self._durable, found["tiers"], strict=True)]
         durable = [candidates(tier, each, self._client.place.rank, found["token"]) for tier, each in tiers]
@@ -151,7 +151,7 @@ class CandidateFinder:
         return Listing(all_of, bad, here.held)
 
     def holdings(self, listing: Listing, select: Callable[[Candidates], list[CheckpointLocation]]) -> list[NodeHolding]:
-        """Return what this node holds in memory of saves of several nodes, for the other nodes.
+        """Return this node's files in memory of saves of several nodes, for the other nodes.
 
         The first rank of the node reports it.
         """
@@ -198,7 +198,7 @@ class CandidateFinder:
         With ``beside`` the files are brought for a load alone: they are not all that this node has of the save.
         """
         held = next((held for at, held in listing.held if at.save == location.save), None)
-        if held is not None and not sources:  # all is here but what nobody has
+        if held is not None and not sources:  # all is here but files that nobody has
             return Candidate(self._memory, held.files, held.details, held.details.get("world_size", 1), held)
         return self._peers.fetch(location, sources, held.files if held else {}, beside=beside)
 

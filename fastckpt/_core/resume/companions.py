@@ -1,7 +1,7 @@
 """Resumes of several checkpointers of one job, such as an actor's and a critic's, from the same step.
 
 Each save names the directories whose checkpointers were in step with it, and which history they wrote. A load passes
-over what these do not have: a kill between the saves of two must not resume them from different steps.
+over steps that these do not have: a kill between the saves of two must not resume them from different steps.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Pairing:
         return {name for each in candidates.values() for name in beside(each.details)} - self._loaded.keys()
 
     def know(self, durable: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """Take what the first rank has found; memory of this node is added."""
+        """Take the findings of the first rank; memory of this node is added."""
         self._known = {name: self._held(name, found) for name, found in durable.items()}
 
     def accepted(self, candidates: Candidates) -> list[CheckpointLocation]:
@@ -114,7 +114,7 @@ class Selection:
         return set() if self.pairing is None else self.pairing.companions(self._wanted(candidates))
 
     def know(self, durable: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """Take what the first rank has found in these directories."""
+        """Take the findings of the first rank in these directories."""
         if self.pairing is not None:
             self.pairing.know(durable)
 

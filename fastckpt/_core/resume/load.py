@@ -70,7 +70,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
 
 
 def refusal(name: str, error: pickle.UnpicklingError) -> pickle.UnpicklingError:
-    """The error of ``torch.load(weights_only=True)``, with the name of the file, and what its user can do."""
+    """The error of ``torch.load(weights_only=True)``, with the name of the file, and a remedy."""
     if not (refused := refused_class(error)):
         return pickle.UnpicklingError(f"{name} cannot be unpickled: {error}")
     return pickle.UnpicklingError(

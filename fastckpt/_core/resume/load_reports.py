@@ -1,4 +1,4 @@
-"""Reports of what was loaded: to the saver, the telemetry, the record of a proof, and the log."""
+"""Reports of loads: to the saver, the telemetry, the record of a proof, and the log."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class LoadReports:
         """Report loads made in this context at its end, and none if that is an error: objects may refuse a state.
 
         Args:
-            describe: Gives the position in the data that was loaded, and what was changed since; either may be empty.
+            describe: Gives the position in the data that was loaded, and the changes since; either may be empty.
         """
         self._waiting = []
         try:

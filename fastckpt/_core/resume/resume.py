@@ -80,13 +80,13 @@ class Resume:
         self._cause: BaseException | None = None
 
     # A resume of the newest checkpoint, of all ranks together:
-    #   survey   each rank lists what its tiers hold, and the ranks exchange that             survey.near, .everywhere
+    #   survey   each rank lists the saves in its tiers, and the ranks exchange these         survey.near, .everywhere
     #   choose   the newest save that all can load; each rank takes it from the nearest tier  survey.Chooser
     #   verify   each rank checks its part of the files, and votes                            _attempt
     #   load     each rank loads, and votes                                                   _attempt
-    #   exclude  what some rank objects to is excluded, and the ranks choose again            _exclude
+    #   exclude  a save that some rank objects to is excluded, and the ranks choose again     _exclude
     #   reject   bad files are quarantined (storage) or given up (memory)                     CandidateFinder.reject
-    #   report   the saver learns what was resumed, and what could not be                     _report
+    #   report   the saver learns the resumed save, and those that could not be resumed       _report
     @generators_kept()  # clients of stores draw from the generator of Python when they try again
     def run(
         self,
@@ -131,7 +131,7 @@ class Resume:
         Raises:
             BadCheckpoint: Some rank cannot load it; names the rank and the reason.
         """
-        # The same steps as in `run`, without a choice: all ranks load what is at the path, or none does.
+        # The same steps as in `run`, without a choice: all ranks load the checkpoint at the path, or none does.
         try:
             rolled_back = partial(_has_details, details)
             resumed = self._newest_paired(load, ranks, rolled_back)[0] if details else None
@@ -338,8 +338,8 @@ class Resume:
             return {"": self._noted(error, Phase.READING, candidate.tier.name)}
 
     def _noted(self, error: BaseException, phase: Phase, tier: str) -> Fault:
-        """The fault of an error, which is the cause of what is raised if nothing else can be loaded."""
-        # They, and what they leave to the collector, would keep a half of a state: the next attempt needs the memory.
+        """The fault of an error, which is the cause of the exception if nothing else can be loaded."""
+        # Frames, and their garbage, would keep a half of a state: the next attempt needs the memory.
         clear_frames(error.__traceback__)
         gc.collect()
         self._cause = error

@@ -1,6 +1,6 @@
 """Durable checkpoints as the first rank finds them, in a message to all others: no other rank searches storage.
 
-It has what decides which checkpoint is resumed. The files and their digests are in the manifest of the one chosen.
+It has the entries by which one is chosen. The files and their digests are in the manifest of the one chosen.
 """
 
 from collections.abc import Iterable, Sequence

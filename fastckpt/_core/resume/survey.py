@@ -73,7 +73,7 @@ class Survey:
 
 
 def _report(finder: CandidateFinder, client: SaverClient, listing: Listing, select: Selection, last: Any) -> list[Any]:
-    """The report of this rank on what it could load, with something ``last``."""
+    """The report of this rank on the saves that it could load, with something ``last``."""
     held = [each.to_json() for each in finder.holdings(listing, select)]
     return [select(listing.candidates), client.place.group_rank, held, finder.needs.divided, last]
 
@@ -111,7 +111,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, s
 
     Raises NoLoadableCheckpoint if storage cannot be searched, unless memory has a checkpoint that is as new.
     """
-    # 1. each rank lists memory   2. the first rank searches storage, for all   3. each selects what it could load
+    # 1. each rank lists memory   2. the first rank searches storage, for all   3. each selects saves that it could load
     unfinished: list[Rejected] = []
 
     def search(asked: list[Any]) -> Any:

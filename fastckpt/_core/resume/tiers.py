@@ -91,7 +91,7 @@ class Candidate:
     names: frozenset[str] = frozenset()
 
     def faults(self, names: Sequence[str], threads: int) -> Faults:
-        """Check these files, several at once; returns those that differ from what was saved, and why."""
+        """Check these files, several at once; returns those that differ from the saved ones, and why."""
         with ThreadPoolExecutor(max(1, min(threads, len(names))), "fastckpt-verify") as pool:
             found = zip(names, pool.map(self._fault, names), strict=True)
             return {name: fault for name, fault in found if fault}
@@ -134,7 +134,7 @@ class Tier(Protocol):
         ...
 
     def check(self, candidate: Candidate, name: str) -> None:
-        """Raise BadCheckpoint, PersistError or OSError if the file of that name differs from what was saved."""
+        """Raise BadCheckpoint, PersistError or OSError if the file of that name differs from the saved one."""
         ...
 
     def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
@@ -214,7 +214,7 @@ class PeerTier:
         self._client = client
 
     def list(self) -> Listing:
-        """List nothing: each node reports what it holds, and all know by that what they could fetch."""
+        """List nothing: each node reports its files, and all know by that which they could fetch."""
         return Listing()
 
     def fetch(

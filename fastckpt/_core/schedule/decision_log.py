@@ -40,7 +40,7 @@ class DecisionLog:
             return
         self._reported = now
         intervals = decision.intervals
-        # The first decision follows a profile: what the intervals cost has not been measured yet.
+        # The first decision follows a profile: the cost of the intervals has not been measured yet.
         overhead = None if first or not isfinite(decision.overhead) else float(decision.overhead)
         self._link.report_decided(
             Decided(

@@ -1,4 +1,4 @@
-"""Schedules of saves, alike on all ranks: profile, agree, choose, and follow what is measured."""
+"""Schedules of saves, alike on all ranks: profile, agree, choose, and follow the measurements."""
 
 from dataclasses import replace
 from math import nan
@@ -100,7 +100,7 @@ class AdaptiveSchedule:
     def turn(self, step: int) -> Due:
         """The saves that are due now."""
         # 1. measure the iteration that has ended   2. without known costs: profile, until the profile is complete
-        # 3. else follow what is measured   4. the saves due by the intervals in force; the gate may put a persist off
+        # 3. else follow the measurements   4. the saves due by the intervals in force; the gate may put a persist off
         seen = self._watch.turn()
         self._turns, self._step = self._turns + 1, step
         turn = self._turns

@@ -154,7 +154,7 @@ class BackgroundCopy:
     def do(self, finish: Callable[[], SaveOutcome]) -> SaveOutcome:
         """Copy, and ``finish`` if nothing was written to meanwhile; raises OverlapError if versions missed it."""
         # 1. leave the cores to training, if it needs them all   2. copy   3. wait until the operation that training is
-        # in has raised the versions of what it wrote   4. compare versions and samples with those at the save
+        # in has raised the versions of its tensors   4. compare versions and samples with those at the save
         # 5. commit and notify (finish)
         step = self.save.step
         self.needed.wait(self._patience)

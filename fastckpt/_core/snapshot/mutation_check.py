@@ -130,7 +130,7 @@ class Digests:
         self._digests = [(copy, _digest_of(copy[1], copy[2])) for copy in copies]
 
     def differing(self) -> torch.UntypedStorage | None:
-        """A storage that is no longer what it was, or of which the copy is not; None if all are."""
+        """A storage that has changed, or whose copy is not as it was; None if all are unchanged."""
         for (target, storage, size), before in self._digests:
             if before != _digest_of(storage, size) or before != _digest(target, size):
                 return storage
@@ -138,7 +138,7 @@ class Digests:
 
 
 def _worth_watching(plan: Plan) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage, torch.Tensor, str]]:
-    """Tensors in storages that are not small, each after what is saved of its storage and the whole; their paths."""
+    """Tensors in storages that are not small, each after the saved part of its storage and the whole; their paths."""
     wholes = [*map(torch.Tensor.untyped_storage, plan.tensors)]
     sizes = map(torch.UntypedStorage.nbytes, wholes)
     least = [1 if not tensor.is_cpu else WORTH for tensor in plan.tensors] if plan.device else repeat(WORTH)
@@ -181,7 +181,7 @@ def _owners(optimizers: Iterable[Optimizer], places: set[int]) -> dict[Layout, l
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         for tensor in (*parameters, *_tensors(optimizer.state)):
             local = local_part(tensor)
-            # A DTensor's local part is what the plan copies; sparse tensors have no storage of their own to compare.
+            # The plan copies a DTensor's local part; sparse tensors have no storage of their own to compare.
             if local.layout is torch.strided and local.data_ptr() in places:
                 found.setdefault(_layout(local), []).append(local)
     return found

@@ -1,4 +1,4 @@
-"""Predicts what an optimizer will hold after its first step, so that memory is ready before the first save."""
+"""Predicts the size of an optimizer's state after its first step, so that memory is ready before the first save."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ class SizeForecast:
     Args:
         name: Of the file that the state will be in.
         report: A method that is called once, in the main thread, when an optimizer takes its second step: with the
-            bytes of all parameters that are trained, and of what their optimizers hold, by the name.
+            bytes of all parameters that are trained, and of their optimizers' states, by the name.
     """
 
     def __init__(self, name: str, report: Callable[[dict[str, int]], None]) -> None:
@@ -48,7 +48,7 @@ class SizeForecast:
             if (report := self._report()) is not None:
                 report({self._name: _bytes_of(self._seen)})
         except Exception as error:  # noqa: BLE001
-            # Users' optimizers may be of any make, and what is raised here would end their step.
+            # Users' optimizers may be of any make, and an exception here would end their step.
             self._is_over = True
             logger.debug("the size of the first save is not predicted: %s", error)
 

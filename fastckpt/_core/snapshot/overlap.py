@@ -1,4 +1,4 @@
-"""Finishes snapshots in the background, and waits for them before an optimizer changes what is copied."""
+"""Finishes snapshots in the background, and waits for them before an optimizer changes the tensors."""
 
 import logging
 import os
@@ -120,7 +120,7 @@ class Overlap:
         self, save: SaveId, mutations: MutationCheck, later: DeferredCopies, finish: Callable[[], SaveOutcome]
     ) -> None:
         """Copy in the background; then ``finish``, if nothing was written to the tensors meanwhile."""
-        # The guard goes up before the thread starts: moving a storage to shared memory frees what the thread reads.
+        # The guard goes up before the thread starts: moving a storage to shared memory frees the thread's source.
         sample = (lambda _: ()) if self._check else mutations.sample_device
         transfers = self._streams.begin(later.device, later.to_stage, sample)
         patience = PATIENCE if self._cores.none else 0.0
@@ -155,7 +155,7 @@ class Overlap:
         return endings
 
     def close(self) -> None:
-        """Wait, and defer no more; raises what `wait` does."""
+        """Wait, and defer no more; raises the errors of `wait`."""
         try:
             self.wait()
         finally:
@@ -268,7 +268,7 @@ class ShareMemoryGuard:
         """Let them be moved at once."""
         with share_memory_lock:
             for key in self._keys:
-                # torch removes its own locks from this map; what is there by now may be another thread's.
+                # torch removes its own locks from this map; the one there by now may be another thread's.
                 if share_memory_map.get(key) is self:  # type: ignore[comparison-overlap]
                     del share_memory_map[key]
 

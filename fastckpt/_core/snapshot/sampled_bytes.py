@@ -64,7 +64,7 @@ class SampledBytes:
         part = self._by_piece.get(start)
         if self._differing is not None or not part:
             return
-        # memcmp of what was just copied costs little: both sides are in the processor's cache.
+        # memcmp of newly copied bytes costs little: both sides are in the processor's cache.
         if copied and differ(target, start, size):
             self._differing = part[0][3]
         for source, _, sample, storage in part:

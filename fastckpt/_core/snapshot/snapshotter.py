@@ -128,7 +128,7 @@ class Snapshotter:
         self, slot: Path, plans: dict[str, Plan], done: slots.SlotDone, request: SaveRequest | None
     ) -> SaveOutcome:
         """Copy; then commit, unless ``request`` is None."""
-        # 1. map the images and write the skeletons   2. copy what must be copied at once   3. hand the rest to the
+        # 1. map the images and write the skeletons   2. copy tensors that cannot wait   3. hand the rest to the
         # background thread, which commits it   4. or commit and notify the saver
         try:
             self._link.presence.renew()  # the arena may have been removed and made again
@@ -277,7 +277,7 @@ class Snapshotter:
                     self._images.map(path)
                     waiting.remove(path)
         except OSError as error:
-            # The first save maps what is missing, and reports what is wrong with it.
+            # The first save maps the missing images, and reports the error.
             logger.debug("mapping ahead of the first save ended: %s", error)
 
     def close(self) -> None:

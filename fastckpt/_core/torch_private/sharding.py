@@ -1,4 +1,4 @@
-"""Private names of FSDP, DTensor and torch.distributed.checkpoint, and what differs between releases of torch."""
+"""Private names of FSDP, DTensor and torch.distributed.checkpoint, and the differences between releases of torch."""
 
 from collections.abc import Callable
 from functools import wraps

@@ -127,7 +127,7 @@ def compiled_module(model: torch.nn.Module) -> torch.nn.Module | None:
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:
-    """Have autograd call this when all nodes of the backward that runs have, and before what is registered later."""
+    """Have autograd call this after all nodes of the running backward, and before callbacks registered later."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 

@@ -44,7 +44,7 @@ class DeviceStreams:
 
         Samples of ``deferred`` are taken by the current stream, and sent after all others.
 
-        What a device has no room to stage is copied at once, and so is everything from a device without a lane. Where
+        Tensors that a device has no room to stage are copied at once, and so are all of a device without a lane. Where
         optimizers step in another stream than the current one, staging is done when this returns.
         """
         later, now = _by_device(deferred), _by_device(to_stage)

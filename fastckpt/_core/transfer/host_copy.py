@@ -94,7 +94,7 @@ class HostCopy:
         # The caller copies the first share itself: it would only wait otherwise.
         self._run(shares[0])
         for other in others:
-            # Raises what a thread raised, so a failed copy is never committed.
+            # Raises a thread's error, so a failed copy is never committed.
             other.result()
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Runs in: pure. Intervals of saves to memory and to storage, from what saves and failures cost."""
+"""Runs in: pure. Intervals of saves to memory and to storage, from the costs of saves and failures."""

@@ -1,4 +1,4 @@
-"""Intervals of snapshots and persists: pure functions of what an iteration and a checkpoint cost."""
+"""Intervals of snapshots and persists: pure functions of the costs of an iteration and a checkpoint."""
 
 from dataclasses import dataclass
 from math import ceil, floor, inf, isqrt, sqrt

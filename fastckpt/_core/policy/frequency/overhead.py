@@ -110,11 +110,11 @@ def measured(
         iterations: In order.
         durations: Seconds of each persist that has ended.
         overruns: Persists that were due before the previous one had ended.
-        busy: True if no core was idle: processor time then counts as a part of what training uses, else of all cores.
+        busy: True if no core was idle: processor time then counts as a part of training's, else of all cores'.
     """
     if not iterations:
         raise ConfigError("a window without iterations has no measurement; measure at least one")
-    # 1. times without pauses   2. what each iteration belongs to   3. those with compared with those without, in time
+    # 1. times without pauses   2. the kind of each iteration   3. those with compared with those without, in time
     # and in processor time
     most = PAUSE * median(each.work for each in iterations)
     work, kinds = [min(each.work, most) for each in iterations], _kinds(iterations)
@@ -156,7 +156,7 @@ class _Kind(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """Iterations without a save; what a snapshot adds to its own, and a persist to each of its own."""
+    """Iterations without a save; the addition of a snapshot to its own, and of a persist to each of its own."""
 
     plain: Estimate
     snapshot: Estimate
@@ -216,7 +216,7 @@ def joined(ranks: Sequence[Measurement]) -> Measurement:
         plain=_middle(each.plain for each in ranks),
         snapshot=_greatest([_middle(each.snapshot for each in ranks), stall]),
         slowdown=_middle(each.slowdown for each in ranks),
-        # What one rank copies or the saver hashes for all takes cores from all.
+        # Copies by one rank, or hashes by the saver, for all take cores from all.
         snapshot_processor=_mean(each.snapshot_processor for each in ranks),
         slowdown_processor=_mean(each.slowdown_processor for each in ranks),
         persisting=max(each.persisting for each in ranks),
@@ -242,7 +242,7 @@ def _greatest(estimates: Iterable[Estimate]) -> Estimate:
 
 def _mean(estimates: Iterable[Estimate]) -> Estimate:
     known = sorted(each for each in estimates if each.samples)
-    # The samples of one: what ranks measure in the same iterations is not independent.
+    # The samples of one: measurements of ranks in the same iterations are not independent.
     return pool(known)._replace(samples=known[0].samples) if known else NOTHING
 
 
@@ -261,7 +261,7 @@ def pooled(windows: Sequence[Measurement]) -> Measurement:
 
 
 def completed(seen: Measurement, before: Measurement) -> Measurement:
-    """The measurement, with gaps filled from what was known before."""
+    """The measurement, with gaps filled from the one before."""
     gaps = {name: getattr(before, name) for name in ESTIMATES if not getattr(seen, name).samples}
     return replace(seen, **gaps, durations=seen.durations or before.durations)
 
@@ -277,7 +277,7 @@ def error(seen: Measurement, intervals: Intervals) -> float:
 
 
 def _during(seen: Measurement) -> float:
-    """Iterations in which a persist is under way: as counted, within an iteration of what its duration implies."""
+    """Iterations in which a persist is under way: as counted, within an iteration of its duration."""
     if not seen.durations:
         return 0.0
     least = whole_steps(median(seen.durations) / seen.pace)

@@ -151,7 +151,7 @@ def _slowdown(seen: Measurement) -> float:
 
 
 def _copy_slowdown(seen: Measurement, stall: float) -> float:
-    """The slowdown by a copy, a standard error above the mean: what may be a cost counts as one.
+    """The slowdown by a copy, a standard error above the mean: a possible cost counts as one.
 
     Its processor time includes that of the stall.
     """

@@ -33,7 +33,7 @@ def provisional(turn: float | None, profile: Profile | None, overhead: float, fi
     stall, duration, compared = 0.0, 0.0, False
     if profile is not None:
         stall, duration, compared = profile.stall, profile.duration, profile.compared
-    # Stalls alone: of what copies slow down few iterations say little, and what may be noise must not put saves off.
+    # Stalls alone: few iterations show little of a copy's slowdown, and possible noise must not put saves off.
     within = whole_steps(stall / (overhead * turn))
     longest = min(steps_within(MEMORY, turn), fixed.memory or LONGEST)
     least = 1 if compared else COMPARED

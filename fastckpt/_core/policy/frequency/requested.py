@@ -32,7 +32,7 @@ class RequestedIntervals:
         """
         memory, storage = _steps(self.memory, iteration), _steps(self.storage, iteration)
         if memory and storage:
-            # A number of steps is kept exactly as given; what gives way is the time.
+            # A number of steps is kept exactly as given; the time gives way.
             memory = divisor(storage, memory) if isinstance(self.storage, int) else memory
             storage = multiple(storage, memory)
         return Fixed(memory, storage, least)

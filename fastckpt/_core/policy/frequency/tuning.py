@@ -188,7 +188,7 @@ def _seen(state: TuningState, span: int) -> Measurement:
 
 
 def _unsaved(terms: Terms, intervals: Intervals, pace: float) -> int:
-    """Steps of a block without saves; what a user gives in steps is kept to."""
+    """Steps of a block without saves; an interval that a user gives in steps is kept."""
     if isinstance(terms.every.memory, int):
         return 0
     steps = unsaved_steps(intervals.memory, pace)
@@ -221,7 +221,7 @@ def _side(state: TuningState, span: int) -> int:
     """Return -1 to save more often, even at a standard error above the measured cost, 1 for less often, else 0."""
     seen, now = _seen(state, span), state.intervals
     above = costs(seen, 1.0)
-    # What cannot be told apart from the bound counts as cost, once all windows are known; one measurement says nothing.
+    # A cost that may be above the bound counts as above, once all windows are known; one measurement proves nothing.
     may_be_above = span == LATELY == len(state.windows) and state.terms.overhead < above.overhead(now) < inf
     if may_be_above or grows(now, _fixed(state.terms, above, seen.pace)):
         return 1

@@ -31,7 +31,7 @@ _OTHERS = (
 )
 """Words of exceptions that a worker raises when another one is gone, or at fault, in small letters."""
 _OWN_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals for which the host may be to blame: what lacks memory or hangs is killed."""
+"""Signals for which the host may be to blame: a worker that lacks memory or hangs is killed."""
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
@@ -40,7 +40,7 @@ def cause_of_host(exitcode: int, exception: str) -> str:
 
     Args:
         exitcode: Of the worker; negative for a signal.
-        exception: Type and message of what it raised; empty if that is not known.
+        exception: Type and message of its exception; empty if that is not known.
     """
     if exitcode < 0:  # NCCL's watchdog ends a process by abort() when another one is gone
         return f"signal {-exitcode}" if -exitcode in _OWN_SIGNALS else ""

@@ -59,7 +59,7 @@ def grouped(nodes: Sequence[ReplicaNode], size: int) -> tuple[Group, ...]:
 
 
 def _kept(known: dict[str, ReplicaNode], size: int) -> list[list[str]]:
-    """The groups of the last round of which enough nodes are there; what is too many of one is free."""
+    """The groups of the last round of which enough nodes are there; surplus nodes of one are free."""
     groups, seen = list[list[str]](), set[str]()
     for id in sorted(known):
         if id in seen:
@@ -114,7 +114,7 @@ def _join(groups: list[list[str]], left: Sequence[str], known: dict[str, Replica
 def _exchange(groups: list[list[str]], known: dict[str, ReplicaNode]) -> None:
     """Exchange nodes that are in one domain with another of their group, where another group allows it."""
     domains = [Counter(known[id].domain for id in group) for group in groups]
-    # For each domain the groups are passed once: what did not fit for one node of it does not fit for the next.
+    # For each domain the groups are passed once: one that did not fit for a node of it does not fit for the next.
     passed = Counter[str]()
     for number, group in enumerate(groups):
         for place, id in enumerate(group):

@@ -1,4 +1,4 @@
-"""Margins of nodes: how many copies of what a node alone has are left when it is lost."""
+"""Margins of nodes: the number of copies of a node's own files that are left when it is lost."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
