@@ -20,7 +20,7 @@ __all__ = ["ActivationOffload", "OffloadReport"]
 SMALLEST_BUDGET = 4 << 20
 """With less, the tensors on the way out may have fewer bytes than the smallest that is offloaded."""
 MADE_AGAIN = 4
-"""Objects in a row, each for one forward, after which a warning says that one is enough."""
+"""Objects in a row, each for one forward, after which a warning recommends one for all."""
 _SIZES = "bytes, or a text such as '4GiB', 4 MiB or more, or 'auto'"
 
 logger = logging.getLogger("fastckpt")

@@ -65,8 +65,8 @@ _HEARTBEAT = 5.0
 class FastckptAgent(HookedAgent):
     """Starts, watches and restarts the workers of this node as torch's agent does, with these differences.
 
-    - It owns a saver, whose address and settings workers find in their environment. After each stop of
-      the workers the saver pins the newest checkpoint and flushes it in the background; the end of the job,
+    - It owns a saver; workers find its address and settings in their environment. After each stop of the
+      workers the saver pins the newest checkpoint, and flushes it in the background. The end of the job,
       a signal included, waits for the last flush.
     - A death is noticed when it happens; ``monitor_interval`` is only the longest wait.
     - Workers that hang are killed, like those that died by themselves.
@@ -115,7 +115,7 @@ class FastckptAgent(HookedAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
-        # 1. check what needs no worker: the script, the event log, the node   2. the saver, which outlives all workers
+        # 1. checks without workers: the script, the event log, the node   2. the saver, which outlives all workers
         # 3. the template, whose imports overlap with the rendezvous   4. torch's loop of rounds, to the job's end
         # 5. the last flush and the report, also after a signal   6. --require-persist
         require_script(self.get_worker_group().spec)
@@ -141,7 +141,7 @@ class FastckptAgent(HookedAgent):
         if result is None:  # torch swallows RendezvousGracefulExitError, and its launcher fails on the None
             logger.warning("this node waited without workers until the other nodes had ended the job")
             return RunResult(WorkerState.SUCCEEDED)
-        # After the flush: only now is it known what is durable.
+        # After the flush: only now are the durable saves known.
         newest = self._job_settings.require_persist
         # Of several nodes another one may make it durable when this one has ended.
         if not result.is_failed() and (newest or (self.get_worker_group().group_world_size or 1) == 1):

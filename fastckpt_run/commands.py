@@ -43,7 +43,7 @@ def version_line(command: str) -> str:
 
 def _start(command: str, module: str) -> None:
     # torch reads the level when it is imported; workers are to have their own. Without it a store that is lost would
-    # print a stack of C++ for each connection, around the line that says so.
+    # print a stack of C++ for each connection, around the line that reports it.
     with _readable(command), _uncollected(), unless_set("TORCH_CPP_LOG_LEVEL", "ERROR"):
         import_module("fastckpt")
         main = import_module(module).main

@@ -69,7 +69,7 @@ class ExitStatus:
 
     Attributes:
         fast: True if the codes of `--fast-exit-codes` are wanted.
-        ending: The cause, where the agent knows more than the error says that it raises.
+        ending: The cause, where the agent knows more than its error reports.
         is_stored: True if all that was to be durable is.
     """
 

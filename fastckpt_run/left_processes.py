@@ -14,8 +14,8 @@ from fastckpt._core.memory.processes import Process, signal_together, stat_of
 MOMENT = 2.0
 """Seconds that programs which a dead worker has left have to end by themselves."""
 START_MOMENT = 1.0
-"""Seconds that the next workers wait, at most, for killed processes, which hold ports and devices until the kernel has
-ended them, and for resource trackers, whose segments may have names that they take again."""
+"""Seconds that the next workers wait, at most, for killed processes and for resource trackers. The former hold ports
+and devices until the kernel has ended them; the latter's segments may have names that workers take again."""
 _TRACKER = b"resource_tracker"
 """Part of the command of a resource tracker, of multiprocessing and of loky."""
 _COMPUTES = re.compile(r".*python.*|[a-z]*sh|")
@@ -101,8 +101,8 @@ class LeftProcesses:
             return  # the end of a job comes twice
         self.close(at_once=True)
         self._groups = frozenset(groups)
-        # The kernel gives the number of a group that has members to no new process: if there is a process of that
-        # number, it is another's group; or the worker itself, which the kernel does not let die.
+        # The kernel gives the number of a group that has members to no new process. A process of that number is
+        # of another's group, or is the worker itself, which the kernel does not let die.
         stats = {leader: stat_of(Path(f"/proc/{leader}")) for leader in groups}
         own = str(os.getpid())
         if found := kill_members([each for each, stat in stats.items() if stat[1:2] in ([], [own])], self._program):

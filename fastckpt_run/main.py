@@ -223,7 +223,7 @@ def _exit(code: int, message: str, status: ExitStatus) -> NoReturn:
 
 
 def _log_readably() -> None:
-    """Our log lines to stderr; torch's that say the same of a worker to a file."""
+    """Our log lines to stderr; torch's that report the same of a worker to a file."""
     ours = logging.getLogger("fastckpt")
     if not ours.handlers:
         handler = logging.StreamHandler()

@@ -243,7 +243,7 @@ def copy_of_environment() -> dict[str, str]:
     """All variables, for code that runs at import.
 
     fastckpt-run forks workers only from a process whose imports read nothing from os.environ that differs between
-    workers; reading a copy declares that the value does not end up in a forked worker.
+    workers. Reading a copy declares that the value does not end up in a forked worker.
     """
     return {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
 
@@ -330,7 +330,7 @@ class RankInfo:
 
         rank, world_size = number(environment, "RANK", 0), number(environment, "WORLD_SIZE", 1)
         place = launcher_place(environment, rank, world_size)
-        # Of another rank, or beside a LOCAL_RANK, it is that of a worker that has started this process.
+        # Of another rank, or with a LOCAL_RANK, it is that of a worker that has started this process.
         own, _, local_rank = environment.get(PLACE_VARIABLE, "").partition(" ")
         is_given = own == str(rank) and number(environment, "LOCAL_RANK", 0) == 0 and local_rank.isdecimal()
         return cls(

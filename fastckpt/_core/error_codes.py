@@ -16,7 +16,7 @@ class ErrorPage:
         title: The fault in a few words.
         messages: As users see them, with ``<...>`` for values that differ; none if no message has the code any more.
         cause: The usual causes, and the job's reaction.
-        remedies: What to do.
+        remedies: Steps to repair it.
         lost: The lost work.
     """
 

@@ -87,7 +87,7 @@ def not_in_children(address: int, length: int) -> Iterator[None]:
     """Have whole pages not be in children that are forked in this block.
 
     Before Linux 6.3 a fork during a direct read into private memory may leave the parent with a page as it was before,
-    and the data in the child: open(2) says so.
+    and the data in the child: see open(2).
     """
     _keep_from_children(address, length)
     try:

@@ -204,7 +204,7 @@ class Session:
         late, overtakable = self._note_pending(), place is None
         agreed = overtakable and self._turns is not None and self._turns.comes(save)
         request = SaveRequest(place is not StorageType.MEMORY, overtakable, agreed)
-        if save == self._held:  # a second save of a step, say first to memory and then to storage
+        if save == self._held:  # a second save of a step, such as to storage after memory
             return self._save_again(save, request, path, measures, late)
         if self._is_first and not self.place.rank and self.history.is_new:
             warn_of_unloaded(self.link, save)

@@ -323,7 +323,7 @@ def _checked_overlap(overlap: object) -> bool:
 
 @contextmanager
 def _explained(remedy: str) -> Iterator[None]:
-    """Add what to do where there are only checkpoints of the other kind of model."""
+    """Add a remedy where there are only checkpoints of the other kind of model."""
     try:
         yield
     except NoLoadableCheckpoint as error:

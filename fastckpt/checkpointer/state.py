@@ -21,7 +21,7 @@ from fastckpt.errors import ConfigError, FastckptError
 logger = logging.getLogger("fastckpt")
 
 PARTS = ("optimizer", "scheduler", "data")
-"""Arguments of `Checkpointer` that are parts, beside the model."""
+"""Arguments of `Checkpointer` that are parts, besides the model."""
 Part = Stateful | Sequence[Stateful]
 OWN = "fastckpt"
 """Key, in a checkpoint, of the state of the training run itself."""

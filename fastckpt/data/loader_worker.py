@@ -50,9 +50,9 @@ class WorkerSetup:
 
 
 def _end_with(owner: Process) -> None:
-    """Die when the rank dies that this worker loads for: one that a fork server made has another parent, and stays.
+    """Die when this worker's rank dies: a worker that a fork server made has another parent, and would stay.
 
-    Nor does the kernel report it in another way: a signal at the parent's death comes when the *thread* ends that
+    Nor does the kernel report it in another way. Its signal at the parent's death comes when the *thread* ends that
     made the worker, which may be one that fetches ahead.
     """
     try:

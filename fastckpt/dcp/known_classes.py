@@ -107,7 +107,7 @@ def unpickled(file: IO[bytes], name: str, remedy: str = "") -> Any:
     except _Refused as error:
         raise pickle.UnpicklingError(f"{name} {error}{remedy}") from error
     except (MemoryError, OSError):
-        raise  # it says nothing of the pickle
+        raise  # it proves nothing about the pickle
     except Exception as error:  # a damaged pickle may raise anything
         raise pickle.UnpicklingError(f"{name} is damaged: {type(error).__name__}: {error}") from error
 

@@ -24,7 +24,7 @@ def copies_for_nodes(
     there: dict[int, set[MetadataIndex]] = {node: set() for node in nodes}
     load: Counter[int] = Counter()
     for rank, plan in enumerate(plans):
-        # 1. what each node writes anyway, and how much each rank writes   2. items that a node's ranks have and
+        # 1. items that each node writes anyway, and each rank's bytes   2. items that a node's ranks have and
         # none of them writes   3. each of these to the rank with the least to write
         there[nodes[rank]] |= {item.index for item in plan.items}
         load[rank] = sum(map(_size, plan.items))

@@ -152,7 +152,7 @@ def _bell_of(key: str) -> str:
 
 
 def plan_mailbox(world_size: int, name: str) -> PlanMailbox:
-    """The mailbox of this job's ranks that bears this name, which all of them call for.
+    """The mailbox of this name for the job's ranks, which all of them call for.
 
     Raises FastckptError if there is no process group yet, and torch's DistStoreError if one of them does not come.
     """
@@ -176,7 +176,7 @@ class PlanRound:
         items: Those that the plan has this rank write, in each of its files; None until they are known.
         since: The first save that may follow the plan.
         spans: Where the items are in these files; None until this rank has reported it.
-        described: The files that say where each item is stored, for the first local rank.
+        described: The files with the place of each item, for the first local rank.
         complete: Whether nothing is missing.
     """
 

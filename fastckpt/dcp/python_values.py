@@ -52,8 +52,8 @@ class PlannerOfValues:
 def check_shards(folder: Path) -> None:
     """Check that files run no code when a framework loads them by torch's own reader, which unpickles anything.
 
-    Raises UnpicklingError for ``.metadata`` or a value, in a folder or in those of it, that names a class which is not
-    allowed; BadCheckpoint for ``.metadata`` that is not as torch writes it.
+    Raises UnpicklingError for ``.metadata`` or a value, in the folder or one in it, that names a forbidden class.
+    Raises BadCheckpoint for ``.metadata`` that is not as torch writes it.
     """
     for path in (folder / METADATA, *sorted(folder.glob(f"*/{METADATA}"))):
         if not path.exists():

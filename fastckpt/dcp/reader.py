@@ -117,7 +117,7 @@ class SharedMemoryReader(MappedReader):
 
     def _find(self, ranks: Agreement) -> int | None:
         self._let_go()
-        # 1. release the last load   2. agree on a new history   3. list what this rank could load   4. choose and
+        # 1. release the last load   2. agree on a new history   3. list this rank's candidates   4. choose and
         # verify, until all ranks have the same   5. nothing of ours: refuse a directory of another library
         writer, self._since = self._writer, time.perf_counter()
         writer.be_ready()

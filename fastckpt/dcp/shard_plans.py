@@ -60,15 +60,15 @@ class ShardPlans:
 
     A rank whose state does not fit the plan any more finds that out by itself. It skips this save, and calls all ranks
     to another plan under that key. Training's own collectives come between two saves: no rank ends those of the next
-    step before all ranks have begun them, and so every rank sees the call in its next save, at the latest. There all
-    ranks plan together. Only the time it takes depends on that:
+    step before all ranks have begun them. So every rank sees the call in its next save, at the latest. There all ranks
+    plan together. Only the time it takes depends on that:
 
     - No rank waits in the save in which the call was made, since others may not have seen it, and may be training by
       now. Where it waits, it does so until another call, or until a deadline; then it skips the save and trains on.
       Its messages stay in the mailbox, so the plan is made in whichever save the last rank comes to.
     - In a save that all ranks make ``together`` they wait for each other anyway, and so plan in it.
-    - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and none follows
-      the new one in saves before that in which the last offer was made.
+    - No checkpoint mixes two plans. A rank that knows of a call never follows the old plan again. None follows the
+      new one in saves before that in which the last offer was made.
     """
 
     def __init__(self, place: RankInfo, mailbox: PlanMailbox, stall: Stall, *, weights_only: bool = True) -> None:
@@ -89,7 +89,7 @@ class ShardPlans:
         With ``together`` all ranks make this save so, and wait for each other: a change costs no save.
 
         Raises:
-            Unplanned: The save is to be skipped; says why.
+            Unplanned: The save is to be skipped, with the reason.
             NotLoadable: A Python value would not load.
             ConfigError: The states of the ranks do not make one, as DCP sees it.
         """

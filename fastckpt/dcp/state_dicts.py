@@ -100,8 +100,8 @@ def optimizers_of(given: Optimizers | None) -> tuple[Optimizer, ...]:
 class WholeLoadPlanner(DefaultLoadPlanner):
     """Plans loads of entries that the checkpoint has by exactly these names.
 
-    torch's takes a checkpoint that has more than a rank's state for one of torch 2.3, with other names: such as if a
-    rank has no shard of some tensor of FSDP1.
+    torch's takes a checkpoint with more entries than a rank's state for one of torch 2.3, with other names. A rank
+    without a shard of some tensor of FSDP1 has such a state.
     """
 
     def create_local_plan(self) -> LoadPlan:

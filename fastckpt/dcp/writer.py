@@ -143,7 +143,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         slots, end = len(list(link.arena.glob("slot-*"))), time.monotonic() + ROOM_DEADLINE
         with beats.stall("save", ROOM_DEADLINE):
             # One slot is never written to: that of the newest checkpoint.
-            # Polled: the saver sends a worker nothing but answers, and 5 ms are short beside a persist.
+            # Polled: the saver sends a worker nothing but answers, and 5 ms are short compared with a persist.
             while (status := self._writer.glance()) and status.waiting > max(0, slots - 2) and not status.trouble:
                 if time.monotonic() > end:
                     break
@@ -159,8 +159,8 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's part into memory; then the state may be changed.
 
-        Raises NotLoadable for values that would not load with ``weights_only=True``, and ConfigError, on all ranks, if
-        they have unlike tensors by a name, of which one would be saved for all.
+        Raises NotLoadable for values that would not load with ``weights_only=True``. Raises ConfigError, on all ranks,
+        if they have unlike tensors by a name, of which one would be saved for all.
         """
         try:
             with self._turn:

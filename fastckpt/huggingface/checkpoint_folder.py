@@ -43,7 +43,7 @@ class TrainerFolder(FolderCheckpointer):
             together: Whether all ranks wait for each other, so that a change of structure costs no save.
 
         Raises:
-            Unplanned: The save is to be skipped; says why.
+            Unplanned: The save is to be skipped, with the reason.
             ConfigError: The states of the ranks do not go together.
         """
         writer = self._writer

@@ -51,7 +51,7 @@ class TrainerFiles:
         self._only_model = False
 
     def files(self, step: int, *, lasting: bool) -> dict[str, Any]:
-        """This rank's files of a step; ``lasting`` says that they are for storage. Raises Unplanned.
+        """This rank's files of a step; ``lasting`` ones are for storage. Raises Unplanned.
 
         ``save_only_model`` applies to storage: a save to memory has all that a resume needs.
         """

@@ -191,7 +191,7 @@ class TrainerSession:
         self.loaded()
         try:
             self._folder.wait_latest_checkpoint()
-        # Training has succeeded: the model is there, and the launcher's report names what is not durable.
+        # Training has succeeded: the model is there, and the launcher's report names saves that are not durable.
         except (PersistError, TimeoutError) as error:
             logger.error("the newest checkpoints are not all on storage: %s", error)
         if dist.is_initialized() and self._trainer.args.world_size > 1:

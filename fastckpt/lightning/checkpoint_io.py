@@ -27,7 +27,7 @@ NEWEST = "newest"
 
 
 class Nothing(dict[str, Any]):
-    """The checkpoint of a training that was never saved: Lightning asks for its version, then takes it for none."""
+    """The checkpoint of a job that was never saved: Lightning asks for its version, then takes it for none."""
 
     def __init__(self) -> None:
         super().__init__({"pytorch-lightning_version": __version__})

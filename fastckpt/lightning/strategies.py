@@ -63,7 +63,7 @@ class AllRanks(Strategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Save on all ranks; the file is where the first one says."""
+        """Save on all ranks; the first one's path counts."""
         if storage_options is not StorageType.MEMORY:
             # ModelCheckpoint forms names from metrics, which may differ between ranks.
             filepath = self.broadcast(os.fspath(filepath))

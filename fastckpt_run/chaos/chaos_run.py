@@ -157,7 +157,7 @@ class ChaosRun:
         at, instant = time.time(), time.monotonic()
         hit = signal_together(victims, self._plan.number)
         if not hit:
-            return  # it had ended by itself meanwhile: the next look says so
+            return  # it had ended by itself meanwhile: the next look finds it
         kill = KillOutcome(
             len(self._kills) + 1,
             self._plan.kind,

@@ -99,7 +99,7 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
             # Not click's 1, which would be a finding.
             click.echo("fastckpt: stopped", err=True)
             sys.exit(128 + signal.SIGINT)
-        # These say what is wrong and what to do; anything else is a defect, and shows its traceback.
+        # These name the fault and the remedy; anything else is a defect, and shows its traceback.
         except (FastckptError, OSError) as error:
             click.echo(f"fastckpt: error: {plain(str(error))}", err=True)
             sys.exit(TROUBLE)

@@ -26,7 +26,7 @@ PERIOD = 0.2
 LAST_DRAWING = 2.0
 """Seconds that the end of the work waits for the last drawing: a terminal may have stopped to take anything."""
 WIDEST, SHORTEST_BAR, FREE, UNKNOWN_WIDTH = 100, 10, 3, 80
-"""Columns: of the line at most, of a bar at least, behind the line, and of a terminal that does not say its own."""
+"""Columns: of the line at most, of a bar at least, behind the line, and of a terminal of unknown width."""
 WINDOW = 10.0
 """Seconds over which the rate is taken."""
 

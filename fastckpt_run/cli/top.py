@@ -203,7 +203,7 @@ def _outcome(directory: str) -> str:
 
 
 def _terminal() -> "Console":
-    """Standard output, a terminal: in colour, unless NO_COLOR or TERM says otherwise."""
+    """Standard output, a terminal: in colour, unless NO_COLOR or TERM forbids it."""
     from rich.console import Console
 
     return Console(highlight=False)

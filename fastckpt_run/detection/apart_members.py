@@ -30,7 +30,7 @@ class ApartMembers:
         return member in self._since
 
     def answers(self, member: str, heard: float) -> bool:
-        """Note that a member answers whose last message came at ``heard``; return whether it is apart from now on."""
+        """Note that a member answers, with its last message at ``heard``; return whether it is apart from now on."""
         now = time.monotonic()
         is_apart = now - self._since.setdefault(member, min(now, heard)) > LASTS
         is_new = is_apart and member not in self.now

@@ -10,8 +10,8 @@ PROBE, ASK = "probe", "ask"
 PAUSE = 0.1
 """Seconds between two attempts to reach a member."""
 CONNECT = 0.15
-"""Seconds in which its kernel has to accept a connection; then comes another attempt, for packets that are sent while
-a link is down are lost, and the kernel sends them again only after a second."""
+"""Seconds in which its kernel has to accept a connection; then comes another attempt. Packets that are sent while a
+link is down are lost, and the kernel sends them again only after a second."""
 
 
 class State(StrEnum):

@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line: the subject, its state, the finding, and what to do about it."""
+    """One line: the subject, its state, the finding, and the remedy."""
 
     name: str
     state: Severity

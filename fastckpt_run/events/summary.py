@@ -135,7 +135,7 @@ def _newest(stats: SaverStats) -> str:
 
 def _faults(stats: SaverStats) -> Iterator[str]:
     if stats.failures:
-        why = "" if _has_nothing(stats) else f": {_one_line(stats.last_failure)}"  # there it is said already
+        why = "" if _has_nothing(stats) else f": {_one_line(stats.last_failure)}"  # already reported there
         yield f"{formatting.count(stats.failures, 'persist')} failed{why}"
     if stats.lacking:
         yield f"{stats.lacking} is NOT durable"

@@ -32,8 +32,8 @@ def state_of(pid: int) -> str:
 def unread_output(pid: int) -> str:
     """Return the file that a process waits to write to because nobody reads it, such as ``/dev/pts/0``; empty for none.
 
-    That is its standard output or error, by whatever descriptor, if it is a pipe, a socket or a terminal; the kernel
-    shows it to those that may trace the process (ptrace(2), PTRACE_MODE_ATTACH), as the process that has started it
+    That is its standard output or error, by whatever descriptor, if it is a pipe, a socket or a terminal. The kernel
+    shows it to processes that may trace this one (ptrace(2), PTRACE_MODE_ATTACH), as the one that has started it
     may.
     """
     process = _PROC / str(pid)

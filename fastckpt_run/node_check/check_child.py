@@ -11,8 +11,8 @@ from fastckpt_run.parent_death import die_with
 
 MESSAGE = 1 << 16
 DEVICES, FAILURES, DOCTOR, DIRECTORIES = "devices", "failures", "doctor", "directories"
-"""The requests for the devices that torch sees, for how often hosts have failed in the job of a directory, for the
-lines of a check of `fastckpt doctor`, and for records of the directories of a script."""
+"""The requests: for torch's devices; for the failures of hosts in the job of a directory; for the lines of a check of
+`fastckpt doctor`; and for records of the directories of a script."""
 
 
 def main(descriptor: int, parent: int) -> None:

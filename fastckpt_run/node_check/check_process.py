@@ -49,7 +49,7 @@ class CheckProcess:
         """Run a check.
 
         Args:
-            request: Its arguments, among them its ``name``; ``check`` says which one it is.
+            request: Its arguments, among them its ``name``, and its kind as ``check``.
         """
         begin = time.monotonic()
         answer = self._ask(request)

@@ -108,7 +108,7 @@ class PairCheck:
             OSError: This host cannot listen.
             RuntimeError, StoreLost: The store is lost.
         """
-        # 1. listen   2. say where   3. exchange with those that the first node names, twice   4. read the verdict
+        # 1. listen   2. send the address   3. exchange with nodes that the first one names, twice   4. read the verdict
         self._begin = time.monotonic()
         with _Listener() as listener:
             own = _Arrival(f"{self._address}:{listener.port}", self._host, self._values)

@@ -73,7 +73,7 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class Observed:
-    """Observations beside the sizes: from logs, the checkpoint and the disk; None for those that are missing.
+    """Observations other than the sizes: from logs, the checkpoint and the disk; None for those that are missing.
 
     Attributes:
         costs: From event logs.
@@ -82,7 +82,7 @@ class Observed:
         write_rate: Bytes per second that the directory takes now.
         processes: Bytes of a node's processes.
         sizes_by_step: Bytes of the job's checkpoints.
-        is_trial: True if the logs are of a trial, which is too short to say how often a job fails.
+        is_trial: True if the logs are of a trial, which is too short to show how often a job fails.
         free, total: Bytes of the tmpfs that arenas may take, of how many.
     """
 
@@ -213,7 +213,7 @@ def _shape(sizes: CheckpointSizes, seen: Observed, options: PlanOptions) -> tupl
     nodes = options.nodes or sizes.nodes
     if ranks is None:
         ranks = sizes.world or 1
-        # Of nodes that came and went, the logs do not say how many saved this.
+        # Of nodes that came and went, the logs do not show how many saved this.
         nodes = nodes or (seen.nodes if seen.nodes and ranks % seen.nodes == 0 else None)
         if not (nodes or options.ranks_per_node):
             source += ", on one node, which is assumed: --nodes or --ranks-per-node" * (sizes.world not in (1, None))
@@ -262,7 +262,7 @@ def _persist(node: NodeImages, sizes: CheckpointSizes, seen: Observed, options: 
     logs, profile = seen.costs, seen.profile.profile if seen.profile else None
     persists = logs.persists if logs else ()
     if options.persist_rate is None and persists and seen.nodes:
-        # A persist has costs of its own beside the bytes: the measured time is scaled, not divided by a rate.
+        # A persist has costs besides the bytes: the measured time is scaled, not divided by a rate.
         seconds = median(seconds for _, seconds in persists)
         of_node = median(size for size, _ in persists) / seen.nodes
         source = f"median of {len(persists)} persists in the event logs"

@@ -57,7 +57,7 @@ def _holders(layout: Layout) -> Iterator[object]:
 
 
 def _stored(directory: Path) -> Iterator[Path]:
-    """The checkpoints in a directory, then the records, which say that these are not a stranger's."""
+    """The checkpoints in a directory, then the records, which prove that these are not a stranger's."""
     with contextlib.suppress(FastckptError, OSError):
         for item in take(str(directory), str(directory / PRIVATE / "none")).items:
             if Path(item.path).is_relative_to(directory):

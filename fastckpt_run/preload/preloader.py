@@ -237,7 +237,7 @@ class Preloader:
 
 
 def is_off(choice: str) -> bool:
-    """Return whether --fast-preload says that workers are executed."""
+    """Return whether --fast-preload has workers executed."""
     return choice in _OFF
 
 

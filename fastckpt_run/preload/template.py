@@ -38,8 +38,8 @@ def serve(agent: socket.socket, ours: str) -> ForkedProcess:
     with _collecting_nothing():
         outcome = preload(lambda: _plan(agent))
     sys.path[:] = [entry for entry in sys.path if entry is not ours]
-    # Moves all objects to a generation that is never collected: a collection in a fork would write to each object's
-    # head and so copy the pages that are shared with the template.
+    # Moves all objects to a generation that is never collected. A collection in a fork would write to each object's
+    # head, and so copy the pages that are shared with the template.
     gc.freeze()
     # Workers keep the fastckpt of their agent.
     sources = SourceWatch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)

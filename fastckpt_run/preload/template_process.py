@@ -98,7 +98,7 @@ class Template:
         Returns its pid, and the memory file of its order and report, which is the caller's to close. Raises
         TemplateError if it did not work: then there is no such worker.
         """
-        # The fork waits at the pipe until it is a child of this process: one that fails before that reads the end
+        # The fork waits at the pipe until it is a child of this process. One that fails before that reads the end
         # of the pipe, or is killed as a holder of it, and has run nothing of the script.
         let, go = os.pipe()
         memory = order.write()

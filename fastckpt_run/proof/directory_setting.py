@@ -59,7 +59,7 @@ def find_setting(script: Script, name: str) -> DirectorySetting:
     """Find the setting of a script's directory, by the arguments of the checkpointers that its source makes.
 
     Raises:
-        ConfigError: It cannot be set, or the source does not show how; what the user can do.
+        ConfigError: It cannot be set, or the source does not show how; with a remedy.
     """
     if script.tree is None:
         raise ConfigError(f"the source of {name} cannot be read, so how its checkpoint directory is set. {_REMEDY}")

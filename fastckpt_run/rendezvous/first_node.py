@@ -20,7 +20,7 @@ WAIT = timedelta(seconds=60)
 """Maximum wait of a round's agents for each other in its store."""
 _UNREACHED, _REACH = 7.0, 20.0
 """Seconds after which a node reports that it does not reach the first of its round, and after which it leaves if no
-other has reported so; less than `WAIT`, for which the others wait."""
+other has reported so. Less than `WAIT`, for which the others wait."""
 _SEVERAL = 2
 """Nodes, of many half of them, that do not reach a first one that is new: then the round ends without it."""
 _NOT_REACHED, _IS_REACHED, _CUT_OFF = "unreached", "reached", "cut off"

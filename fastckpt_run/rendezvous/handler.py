@@ -114,8 +114,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self.before_joining: Callable[[], None] = lambda: None
         """Called before this node ends a round of others; while it lasts they train on."""
         self.parks: Callable[[Callable[[], str], bytes], None] = lambda first, secret: None
-        """Called when this node begins to wait for a place, with a function that finds the address at which the first
-        agent of the round serves others, and the secret of the job."""
+        """Called when this node begins to wait for a place: with a function for the address at which the first agent of
+        the round serves others, and with the secret of the job."""
 
     @property
     def secret(self) -> bytes:
@@ -139,8 +139,8 @@ class FastckptRendezvousHandler(RendezvousHandler):
         """Meet the other nodes; returns this node's rank, and a fresh store for the round's agents and workers.
 
         Raises RendezvousClosedError if the job was ended, RendezvousGracefulExitError if it was while this node waited
-        for a place, RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store can be reached,
-        or not the first node, ConfigError if this node does not fit the members.
+        for a place. Raises RendezvousTimeoutError if too few nodes came, RendezvousConnectionError if no store or first
+        node can be reached, ConfigError if this node does not fit the members.
         """
         self._next_look = time.monotonic() + _LOOK_ELSEWHERE
         self._master = None  # a round begins with an empty store: the last one has addresses of dead workers
@@ -429,7 +429,7 @@ def create_handler(
         parameters: The options, in torch's form.
         secret: The secret of the job, if the user gave one.
         is_here: Returns whether a name or an address is that of this host.
-        spares: Nodes that may wait beside the most that take part.
+        spares: Nodes that may wait, in addition to the most that take part.
         exclude_after: Failures of a host alone after which it is left out while one of them waits; 0 for any number.
         admission: Comparison of this node with the members of a job that it would join; None for none.
     """

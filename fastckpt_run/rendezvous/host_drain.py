@@ -22,8 +22,8 @@ class DrainRefused(FastckptError):
 class HostDrain:
     """Leaves hosts out of the rounds of a job, until they are taken back in.
 
-    A request is a record of the round that it ends. Who decides on the next one leaves the host out, and has that one
-    say so, as each that follows: it outlives the store, and the agent that was asked.
+    A request is a record of the round that it ends. The node that decides on the next one leaves the host out, and
+    records that in it, as in each that follows: it outlives the store, and the agent that was asked.
 
     Args:
         endpoints: The hosts that may hold the store.

@@ -42,7 +42,7 @@ class SignsOfLife:
         with self._lock:
             for id in ids:
                 number, since, looked = self._seen.get(id, (0, now, now))
-                # Who has not looked cannot say that the other was silent, for example one that did not run itself.
+                # A node that has not looked, such as a stopped one, cannot know that the other was silent.
                 if beats.get(id, 0) > number or now - looked > self._timeout:
                     number, since = max(number, beats.get(id, 0)), now
                 self._seen[id] = number, since, now

@@ -121,8 +121,8 @@ class Meeting:
         monotonic clock, StoreLost, or ConfigError if it does not fit the members.
         """
         self._deadline = deadline
-        # A node that waits for a place brings the round along, too: in a store that others have not reached yet, nodes
-        # that wait would take themselves for a first round, and begin the job once more.
+        # A node that waits for a place brings the round along, too. In a store that others have not reached yet,
+        # nodes that wait would take themselves for a first round, and begin the job once more.
         self.seen = mine
         self.seen = self._records.carry_over(mine)
         while self._me.id not in (now := self._join(self.seen)).ranks:

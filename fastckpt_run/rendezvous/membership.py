@@ -157,7 +157,7 @@ class NodeLimits:
     """Numbers of nodes that a round may have, and seconds that its completion waits for more than the fewest.
 
     Attributes:
-        spares: Nodes that may wait beside the most.
+        spares: Nodes that may wait, in addition to the most.
         exclude_after: Failures of a host alone after which it is left out while a spare waits; 0 for any number.
     """
 
@@ -231,9 +231,9 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
     """The nodes that take part in the next round, by their group ranks.
 
     Nodes of the last round keep their ranks, because their memory and their part of the state belong to these. A rank
-    that became free goes to a newcomer from the host that had it, then to one of its domain, then to others; without
-    newcomers, to the nodes with the highest ranks. A first round goes by domains, the names of hosts and addresses: so
-    the ranks of a rack follow each other.
+    that became free goes to a newcomer from the host that had it, then to one of its domain, then to others. Without
+    newcomers, the nodes with the highest ranks take it. A first round goes by domains, the names of hosts and
+    addresses: so the ranks of a rack follow each other.
 
     Args:
         last: The last round.

@@ -48,7 +48,7 @@ class NodeLinks:
             self.repeat(records, round)
 
     def repeat(self, records: RoundStore, round: Round) -> None:
-        """Report what this round, or the store that it has now, does not know."""
+        """Report lost links that this round, or its present store, does not know."""
         own = frozenset(self._own & round.ranks.keys())
         told = weakref.ref(records), round.name, own
         if own and self._told != told:

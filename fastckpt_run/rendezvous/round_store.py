@@ -28,9 +28,9 @@ T = TypeVar("T")
 class RoundStore:
     """The records of a job, as one agent sees them. All calls raise StoreLost.
 
-    Keys of a round that nodes are joining carry the name of the round before it, which is random: records of two halves
-    of a job, of another round or of an earlier launch have other keys. Each agent waits for its *bell*, a key that
-    others set when there is something to read for it.
+    Keys of a round that nodes are joining carry the name of the round before it, which is random. So records of two
+    halves of a job, of another round or of an earlier launch have other keys. Each agent waits for its *bell*, a key
+    that others set when there is something to read for it.
 
     Attributes:
         connection: The connection for all calls but the wait for the bell.

@@ -25,8 +25,8 @@ class Refused(Exception):
 class Signer:
     """Writes and reads records ``version mac json``, each bound to the key under which it is stored.
 
-    A record copied to another key is refused like one of another secret; and as keys name the round in which they are
-    used, so is a record of an earlier round.
+    A record copied to another key is refused like one of another secret. Keys name the round in which they are used, so
+    a record of an earlier round is refused, too.
     """
 
     def __init__(self, secret: bytes) -> None:

@@ -296,7 +296,7 @@ def links_of(document: Json) -> Json:
 def link_rows(document: Json) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the matrix of links, node by node; empty for a job of one node, or of very many.
 
-    Each node listens to the next few of a ring, so that some cells say nothing.
+    Each node listens to the next few of a ring, so that some cells are empty.
     """
     nodes = document["nodes"]
     if not 1 < len(nodes) <= MATRIX:

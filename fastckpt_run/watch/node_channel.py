@@ -94,8 +94,8 @@ class NodeChannel:
             subject: Name of the answer that is asked for.
             body: The question.
             timeout: Seconds that each wait of the connection may take.
-            reach: Seconds for each wait until it is reached, if these are fewer: a node that is lost, or an agent that
-                is stopped, is not waited for as long as an answer may take.
+            reach: Seconds for each wait until it is reached, if these are fewer: a lost node or a stopped agent is not
+                waited for as long as an answer may take.
 
         Raises:
             OSError: It is not reached, or does not answer in time.

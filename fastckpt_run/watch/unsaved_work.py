@@ -86,7 +86,7 @@ def _newest(*saves: SaveId | None) -> SaveId | None:
 
 
 class _Position:
-    """Progress of the workers, beside the saves that are known."""
+    """Progress of the workers, in addition to the known saves."""
 
     def __init__(self, stats: SaverStats, rank: Telemetry | None, now: float, since: float) -> None:
         self._loaded, self._rank, self._now = stats.loaded, rank, now

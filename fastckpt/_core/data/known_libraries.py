@@ -28,7 +28,7 @@ def share_epoch(dataset: Any, epoch: int, workers: int) -> None:
 def begin_epoch(dataset: Any, epoch: int) -> None:
     """Set the epoch of a data set before it is opened.
 
-    Stages of webdataset count their openings instead, and seed themselves by that count: the count is set, so that a
+    Stages of webdataset count their openings instead, and seed themselves by that count. The count is set, so that a
     process that opens the stream for the first time in a later epoch reads that epoch.
     """
     if hasattr(dataset, "set_epoch"):

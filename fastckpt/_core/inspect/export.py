@@ -57,9 +57,9 @@ def export_file(
     """Write the state in a torch.save file to ``out``, durably; ``out`` is there whole or not at all.
 
     The source is compared with its digest, then mapped, not read into memory; one at a URL is downloaded beside ``out``
-    first. As safetensors, names are joined by dots; tensors that are the same one
-    are written once, and the metadata has the other names, as ``safetensors.torch.save_model`` does it; numbers and
-    texts become metadata.
+    first. As safetensors, names are joined by dots, and numbers and texts become metadata.
+    Tensors that are the same one are written once; the metadata has the other names, as
+    ``safetensors.torch.save_model`` does it.
 
     Args:
         source: The file, such as ``model.pt`` of a checkpoint.

@@ -70,7 +70,7 @@ class ExportedFile(AbstractContextManager["ExportedFile"]):
 def write_torch(state: Any, file: ExportedFile) -> None:
     """Write a state with torch.save."""
     try:
-        torch.save(state, file)  # type: ignore[arg-type]  # it needs write and flush, and says so
+        torch.save(state, file)  # type: ignore[arg-type]  # as documented, it needs write and flush
     except RuntimeError as error:
         # Its writer fails once more when it is closed after a write has failed, or a signal has ended it.
         cause = error.__context__

@@ -97,9 +97,9 @@ def copy_file(
 def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce()) -> str:  # noqa: B008
     """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
 
-    With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
-    so the digest is that of the bytes on storage, not of those that were meant to be written. ``pace`` is asked before
-    bytes are digested.
+    With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that. So the
+    digest is that of the bytes on storage, not of those that were meant to be written. ``pace`` is asked before bytes
+    are digested.
     """
     digest = xxhash.xxh3_128()
     with contextlib.ExitStack() as on_exit:

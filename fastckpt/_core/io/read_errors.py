@@ -127,9 +127,9 @@ def kind_of(error: BaseException) -> ErrorKind:
         if isinstance(error, types):
             return kind
     if any(phrase in str(error).lower() for phrase in _NO_MEMORY):
-        return ErrorKind.NO_ROOM  # also of a loader that could not open a library, say
+        return ErrorKind.NO_ROOM  # also of a loader that could not open a library
     of_text = _kind_of_text(str(error)) if isinstance(error, RuntimeError | FastckptError) else None
-    # Other errors of ours: memory of other nodes that is not there any more, say.
+    # Other errors of ours: such as memory of other nodes that is gone.
     return of_text or (ErrorKind.NOT_THERE if isinstance(error, FastckptError) else ErrorKind.UNLOADABLE)
 
 

@@ -42,8 +42,8 @@ def create(target: Path, files: DirectoryRoot) -> int:
 class WriteBehind:
     """Follows a writer to a file: of its bytes, only the last two blocks are in the page cache.
 
-    Without it a checkpoint fills the memory of the host with pages that are yet to be written, until the kernel
-    stops whoever writes next, and evicts the pages of others.
+    Without it a checkpoint fills the memory of the host with pages that are yet to be written. The kernel then stops
+    the next writer, and evicts the pages of others.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -53,7 +53,7 @@ class WriteBehind:
     def wrote(self, offset: int, count: int) -> None:
         """Have these bytes written, and wait for those before; raises OSError if storage fails."""
         # sync_file_range starts the write-back of this block now and waits for the one before, so both proceed at the
-        # device's pace. It gives no durability: `finish` calls fdatasync.
+        # device's pace. It is not durable before `UnbufferedWriter.finish`.
         _sync(self._descriptor, offset, count, WRITE)
         if self._last:
             _sync(self._descriptor, *self._last, WAIT_BEFORE | WRITE | WAIT_AFTER)
@@ -121,7 +121,7 @@ def read_some(reader: int, buffer: memoryview, offset: int) -> int:
 
 
 def _with_or_without_direct(descriptor: int, act: Callable[[], int]) -> int:
-    """Read or write; if that is refused, once more through the page cache, and then by an opening without O_DIRECT."""
+    """Read or write; if that is refused, again through the page cache, and then by a descriptor without O_DIRECT."""
     # Some file systems take O_DIRECT at open and refuse the write. Another thread may have turned it off meanwhile.
     for turn_off in (use_page_cache, _open_again):
         try:
@@ -134,9 +134,9 @@ def _with_or_without_direct(descriptor: int, act: Callable[[], int]) -> int:
 
 
 def _open_again(descriptor: int) -> None:
-    """Have a descriptor lead to an opening of its file that never had O_DIRECT.
+    """Have a descriptor lead to an open file description that never had O_DIRECT.
 
-    A server of FUSE, such as mergerfs, opens its own file with the flags of the first opening, and learns of no later
+    A server of FUSE, such as mergerfs, opens its own file with the flags of the first open, and learns of no later
     ones: it goes on to write unaligned bytes with O_DIRECT.
     """
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE

@@ -205,7 +205,7 @@ class FolderCheckpointer(BaseCheckpointer):
             optimizers: Optimizers of the models.
             storage_type: As for `save_checkpoint`.
             others: Objects whose states one rank saves for all, by name, or such states; a warning names unlike ones.
-            broadcast: True if buffers are made equal before each forward, though no wrapper among the models says so.
+            broadcast: True if buffers are made equal before each forward, though no wrapper among the models shows it.
 
         Raises:
             ConfigError: On all ranks, if they have unlike weights, or states of an optimizer.

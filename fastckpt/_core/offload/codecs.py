@@ -23,8 +23,8 @@ PIECE = 1024 * ROW
 DENSE, POSITIONS, BITS = "dense", "positions", "bits"
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Eight bytes of 0 or 1, as one word, times this have the eight bits in the highest byte: the k-th byte is moved to bit
-# 56 + k by the one factor 2 ** (56 - 7 * k), and no two of the other products meet, so that nothing is carried.
+# Eight bytes of 0 or 1, as one word, times this have the eight bits in the highest byte. The k-th byte is moved to bit
+# 56 + k by the one factor 2 ** (56 - 7 * k). No two of the other products meet, so that nothing is carried.
 _GATHER = 0x0102040810204080
 
 
@@ -57,7 +57,7 @@ class Encoded:
     """An encoded tensor.
 
     Attributes:
-        description: Data that `decode` needs beside the bytes.
+        description: Data that `decode` needs besides the bytes.
         parts: Contiguous tensors of one dimension. That of a dense form shares the memory of a contiguous tensor.
     """
 

@@ -104,7 +104,7 @@ class ForwardHooks:
         try:
             return self._unpack(packed)
         except RuntimeError as error:
-            if NOTICED in str(error):  # a mistake of the script: our frames say nothing of it
+            if NOTICED in str(error):  # a mistake of the script: our frames do not explain it
                 raise error.with_traceback(None) from None
             raise
 

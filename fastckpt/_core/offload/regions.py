@@ -38,7 +38,7 @@ class Regions:
     def take(self, size: int) -> Region:
         """A region of at least that many bytes."""
         size = -(-size // self._unit) * self._unit
-        # After the last region, else before it, else at the end of the file: within a step nothing is freed before
+        # After the last region, else before it, else at the end of the file. Within a step nothing is freed before
         # backward, so that a step is written from one end to the other.
         index = self._fitting(size, self._cursor)
         if index is None:

@@ -30,7 +30,7 @@ class StagingMemory(threading.local):
         return self._pinned
 
     def stream(self, device: torch.device) -> torch.cuda.Stream:
-        """A stream of this thread's own, so that copies run beside the training."""
+        """A stream of this thread's own, so that copies overlap with training."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]

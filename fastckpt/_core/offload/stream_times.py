@@ -29,8 +29,8 @@ def recorded(device: torch.device) -> Mark:
 class StreamTimes:
     """Times of one step on one device, without those for which its stream stood idle because the host waited.
 
-    While the host waits, the stream goes on with queued kernels. It is idle from their end on: a kernel that is queued
-    after the wait begins at once, so that the time between a mark before the wait and one after it is the idle one.
+    While the host waits, the stream goes on with queued kernels, and is idle from their end on. A kernel that is queued
+    after the wait begins at once. So the time between a mark before the wait and one after it is the idle one.
     """
 
     def __init__(self, device: torch.device, mark: Callable[[torch.device], Mark] = recorded) -> None:

@@ -186,8 +186,8 @@ def first_pairs(nodes: Sequence[int]) -> list[Pair]:
 def second_pairs(nodes: Sequence[int], first: Rates) -> list[Pair]:
     """The pairs of the second round.
 
-    Each suspect, which had no good exchange or a slow one, is with a node that was good, with another one than before
-    if there is one; a good one takes `MOST_SUSPECTS` at most. Good nodes without a suspect are with each other.
+    Each suspect, which had no good exchange or a slow one, is with a good node, with another one than before if there
+    is one. A good one takes `MOST_SUSPECTS` at most. Good nodes without a suspect are with each other.
     """
     suspects = _suspects(nodes, first)
     good = [node for node in nodes if node not in suspects]
@@ -213,8 +213,8 @@ class NodeVerdict:
     """The outcome of the exchanges of a node.
 
     Attributes:
-        verdict: A problem if it had no good exchange in two rounds, the second one with a good node; unknown if that
-            cannot be told, or a link between two nodes that are good otherwise has failed.
+        verdict: A problem if it had no good exchange in two rounds, the second one with a good node. Unknown if that is
+            not certain, or a link between two nodes that are good otherwise has failed.
         rate: The best that it reached.
         is_slow: True if that is below `SHARE` of the median of the others.
         failed: The nodes with which an exchange has failed.

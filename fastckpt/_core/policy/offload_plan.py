@@ -1,8 +1,8 @@
 """The choice of saved tensors that go to storage, from one profiled step, so that transfers hide behind compute.
 
-It follows FlashNeuron (Bae et al., FAST'21) in two phases: as many of the first tensors as must go; then, if these
-transfers take too long, compressible ones in the place of others. Unlike theirs, plans are judged by a model of the
-whole step: writes against the forward, reads against the backward, memory against the budget.
+It follows FlashNeuron (Bae et al., FAST'21) in two phases. First, as many of the first tensors go as must; then, if
+these transfers take too long, compressible ones in the place of others. Unlike theirs, plans are judged by a model
+of the whole step: writes against the forward, reads against the backward, memory against the budget.
 """
 
 from collections.abc import Iterator

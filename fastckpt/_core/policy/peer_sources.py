@@ -133,7 +133,7 @@ def reachable(
     Args:
         holdings: Holdings of all nodes.
         nodes: The node of each rank.
-        main: The file that each rank needs, beside its own.
+        main: The file that each rank needs, besides its own.
         shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks.
         may_redivide: True if ranks can go on from a save of another number of them. Each may need the files of all
             then, so some node has to hold each.

@@ -135,7 +135,7 @@ def _slot(sizes: Sequence[int], ranks: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryLimits:
-    """Limits in bytes that a container of one node needs, beside what else is in them.
+    """Limits in bytes that a container of one node needs, in addition to their other contents.
 
     Attributes:
         slots: Slots of the arena.

@@ -45,7 +45,7 @@ class Attempt:
         stretches: By checkpoint directory; empty if no worker had loaded or done anything.
         seconds: Time in which steps were taken.
         failed: True if it ended by a failure; else for other reasons, such as a node that joined.
-        killed: True if a signal from outside ended it, which says nothing about the script.
+        killed: True if a signal from outside ended it, which proves nothing about the script.
         why: The failure, in words.
         number: Number of the start, from 1.
     """
@@ -61,7 +61,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Course:
-    """The course of all attempts so far, of which only those that say something about the next ones are kept.
+    """The course of all attempts so far; only those that matter for the next ones are kept.
 
     Attributes:
         stalled: As `stalls`.

@@ -216,7 +216,7 @@ def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
         try:
             # float() accepts numpy scalars and tensors of one element, and also strings, which are a mistake here.
             number = None if isinstance(value, str | bytes) else float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):  # say, of a tensor with several elements
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # such as of a tensor with several elements
             number = None
         if not isinstance(name, str) or number is None:
             raise ConfigError(f"the metric {name!r} is {shown(value)}; give a number, under a name")

@@ -86,8 +86,8 @@ class Stragglers:
 
     Args:
         steps: Steps of a window.
-        seconds: The least that it lasts; shorter ones are joined, and the median of their times is taken, so that a
-            moment in which another process had the processor counts for little.
+        seconds: The least that it lasts. Shorter ones are joined, and the median of their times is taken: a moment in
+            which another process had the processor counts for little.
 
     Attributes:
         slow: Ranks that are slow now, by number.

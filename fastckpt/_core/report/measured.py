@@ -17,7 +17,7 @@ class Measured:
     Attributes:
         at: Time, in nanoseconds since the epoch.
         step: The step that its furthest worker had completed.
-        values: By name and labels, as docs/reference/events.md says; the texts NaN, +Inf and -Inf are not finite.
+        values: By name and labels, as in docs/reference/events.md; the texts NaN, +Inf and -Inf are not finite.
     """
 
     node: int

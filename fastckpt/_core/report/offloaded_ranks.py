@@ -8,7 +8,7 @@ from fastckpt._core.report.events import Event, nanoseconds, text, whole
 
 @dataclass(frozen=True)
 class OffloadEnd:
-    """An end of offloading in one process: when, in nanoseconds since the epoch, where, why, and what to do."""
+    """An end of offloading in one process: its time in nanoseconds since the epoch, place, cause and remedy."""
 
     at: int
     directory: str

@@ -87,8 +87,8 @@ class Recovery(FailureCause):
 class Counts:
     """Counts of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
 
-    ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step;
-    ``newest_copied`` the newest that each node had copied to others; ``fetched_bytes`` came back from there.
+    ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step.
+    ``newest_copied`` is the newest that each node had copied to others; ``fetched_bytes`` came back from there.
     """
 
     saves: int = 0
@@ -111,7 +111,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Supersession:
-    """Another job came in the place of a launch: where, by opening which history, and who has it.
+    """Another job has replaced a launch: the place, the history that it opened, and the holder.
 
     ``at`` is when the launch found out, in nanoseconds since the epoch.
     """

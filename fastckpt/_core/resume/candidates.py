@@ -60,7 +60,7 @@ class RequiredFiles:
 
     @property
     def divided(self) -> list[str]:
-        """The files beside ``main`` that this rank needs of a save of as many ranks; [] if all ranks have one state."""
+        """The files besides ``main`` that this rank needs of a save of as many ranks; [] if all have one state."""
         return [*self.shards, *([self.own] if self.own != self.main else [])] if self.shards else []
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:

@@ -27,7 +27,7 @@ LISTED = 8
 """Nodes, and places, that a message names at most."""
 
 Seen = tuple[int, str, str]
-"""Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, is ignored."""
+"""Number and host of a node, and the mark that it sees; an empty one, as of a read-only disk, is ignored."""
 
 
 def mark_seen(location: str, place: RankInfo) -> Seen | None:

@@ -143,7 +143,7 @@ class StorageTier:
         if self._client.place.rank == 0:
             try:
                 logger.warning(coded("quarantined as %s: %s", "FC-018"), self._store.quarantine(bad, why), why)
-            except PersistError as error:  # say, read-only storage: it is found bad again at the next resume
+            except PersistError as error:  # such as read-only storage: it is found bad again at the next resume
                 logger.warning("%s; it stays where it is: %s", why, error)
 
     def drop(self, candidate: Candidate) -> None:

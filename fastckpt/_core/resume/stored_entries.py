@@ -48,7 +48,7 @@ def described(listing: Listing, main: str, own: Sequence[str]) -> JSON:
     Args:
         listing: Result of the search.
         main: The file without which a checkpoint is of another kind.
-        own: The file that each rank needs beside it, unless the checkpoint is of fewer ranks.
+        own: The file that each rank needs besides it, unless the checkpoint is of fewer ranks.
     """
     found, rejected = [], list(listing.rejected)
     for at, each in listing.candidates.items():

@@ -9,7 +9,7 @@ from fastckpt._core.schedule.stopwatch import Stopwatch
 class PersistGate:
     """Decides which persists may begin, so that a job that loses its memory goes back by one of them at most.
 
-    After "at most one checkpoint" of CheckFreq (Mohan et al., FAST'21), where the snapshot waits, and
+    After "at most one checkpoint" of CheckFreq (Mohan et al., FAST'21). There the snapshot waits, and
     training with it; here the snapshot is made, and a later one is persisted in its place.
 
     Args:

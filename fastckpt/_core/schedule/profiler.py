@@ -121,7 +121,7 @@ class Profiler:
     def _distance(self, turn: int, pace: float) -> int:
         """Turns until ranks exchange measurements next.
 
-        The distance grows, because an all-gather costs more the more ranks there are; but as long as iterations are
+        The distance grows, because an all-gather costs more the more ranks there are. As long as iterations are
         profiled, it is short enough to notice that they take longer than before.
         """
         growing = max(1, (turn - self._first) // 2)

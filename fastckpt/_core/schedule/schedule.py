@@ -167,7 +167,7 @@ class AdaptiveSchedule:
 
     def _decided(self, profile: Profile, decision: Decision) -> None:
         self.known = Remembered(profile, decision.intervals)
-        # Iterations under the old intervals say nothing about the new ones.
+        # Iterations under the old intervals prove nothing about the new ones.
         if decision.changed:
             self._iterations = []
         self.decision = replace(decision, step=self._step)

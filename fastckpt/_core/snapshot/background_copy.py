@@ -65,7 +65,7 @@ class DeferredCopies:
 class SpareCores:
     """An estimate whether training leaves a core for a copy, by its processor time between a save and the wait for it.
 
-    The threads of an operation wait for the one whose core a copy has taken: so where training uses all cores, a copy
+    The threads of an operation wait for the one whose core a copy has taken. So where training uses all cores, a copy
     that overlaps with it costs twice its time and more. There it is faster if training waits while all cores copy.
 
     Attributes:

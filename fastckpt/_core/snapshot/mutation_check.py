@@ -24,8 +24,8 @@ class MutationCheck:
     """The storages of a state that only steps of the given optimizers change, as they are now.
 
     A storage is one of them only if every tensor of the state in it is a parameter of an optimizer or is in its
-    ``state``: param_groups (a tensor lr follows its scheduler), buffers, gradients and averages change elsewhere. Of a
-    storage that has more than is saved, such as one with padding, the part that is saved counts as a storage.
+    ``state``. Tensors in param_groups (a tensor lr follows its scheduler), buffers, gradients and averages change
+    elsewhere. Of a storage that has more than is saved, such as padding, the saved part counts as a storage.
 
     Args:
         derived: Tensors that change only after such a step begins, although no optimizer has them, such as those that a

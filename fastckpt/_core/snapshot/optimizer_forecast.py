@@ -23,7 +23,7 @@ class SizeForecast:
 
     Args:
         name: Of the file that the state will be in.
-        report: A method that is called once, in the main thread, when an optimizer takes its second step: with the
+        report: A method that is called once, in the main thread, when an optimizer takes its second step. It gets the
             bytes of all parameters that are trained, and of their optimizers' states, by the name.
     """
 

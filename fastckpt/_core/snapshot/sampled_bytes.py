@@ -28,8 +28,8 @@ class SampledBytes:
     Each save draws its own places, so that none is left out for good. Of each tensor there is at least one. A write
     that is undone before the copy ends leaves no trace in the storages, only in their copies.
 
-    Those are also taken at both ends of a storage, and compared with each piece of it: whoever writes a whole tensor
-    begins at its first byte, also if the write tears less of the piece than is sampled.
+    Samples are also taken at both ends of a storage, and compared with each piece of it. A write of a whole tensor
+    begins at its first byte, also if it tears less of the piece than is sampled.
 
     Args:
         copies: The copies to come.

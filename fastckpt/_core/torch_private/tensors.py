@@ -43,10 +43,10 @@ def is_traced() -> bool:
 
 
 def layout_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function that takes as many distinct tensors, and says whether each has the layout of the one in its place.
+    """A function that takes as many distinct tensors, and returns whether each has the layout of the one in its place.
 
-    That is its type, dtype, shape, strides, device, whether it requires gradients, and its dispatch keys, which differ
-    for conjugates, negatives, quantized and sparse tensors, subclasses and those of inference mode. Compiled code
+    A layout is the type, dtype, shape, strides, device, whether it requires gradients, and the dispatch keys. These
+    differ for conjugates, negatives, quantized and sparse tensors, subclasses and inference mode. Compiled code
     checks its arguments so, all of them in one call: 50 ns a tensor, where these properties one by one take 500. It
     must be given tensors with strides alone: for others it would end the process by an error in C++.
     """

@@ -72,7 +72,7 @@ class DeviceStreams:
             transfer = DeviceCopy(lane, deferred, to_stage, samples)
         except torch.OutOfMemoryError:
             self.copy(to_stage)
-            # The estimate of free memory was too high, say by fragmentation: copied at once instead.
+            # The estimate of free memory was too high, as by fragmentation: copied at once instead.
             transfer = DeviceCopy(lane, deferred, (), samples)
         # Staging is ordered before later work of the current stream alone, not of another one that an optimizer uses.
         trained = self._trained.pop(lane.device, set())

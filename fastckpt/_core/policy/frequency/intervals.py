@@ -11,7 +11,7 @@ LONGEST = 10**9
 SHORTEST = 1e-9
 """Seconds below which the time of an iteration is implausible."""
 ROOM = 1.25
-"""Factor by which intervals between persists are longer than a persist: it ends in time even if it takes a little
+"""Factor by which intervals between persists are longer than a persist. So it ends in time even if it takes a little
 longer, and some iterations run without one, to compare with."""
 UNSAVED = 0.5
 """Seconds for which no step is saved where intervals are shorter, so that there are steps to compare with."""
@@ -161,7 +161,7 @@ def _candidates(costs: Costs, budget: float, least: int) -> list[int]:
 def unsaved_steps(memory: int, iteration: float) -> int:
     """Steps of a block without saves, for snapshots every ``memory`` steps of so many seconds.
 
-    It lasts `UNSAVED`, or a step that is longer: a failure loses that at most beside the interval. Where snapshots are
+    It lasts `UNSAVED`, or a step that is longer: a failure loses that at most, plus the interval. Where snapshots are
     farther apart, steps between them are without a save anyway, and there is no block.
     """
     steps = max(1, floor(min(UNSAVED / iteration, LONGEST)))

@@ -288,7 +288,7 @@ def costs(seen: Measurement, errors: float = 0.0) -> Costs:
     """Costs in time or in processor time, whichever are more; so many standard errors above the mean.
 
     Processor time that saves take counts as if it kept all cores that training uses, or all that there are where some
-    are idle: little beside many cores.
+    are idle: little among many cores.
     """
     snapshot = max(0.0, *(each.above(errors) for each in (seen.snapshot, seen.snapshot_processor)))
     slowdown = max(0.0, *(each.above(errors) for each in (seen.slowdown, seen.slowdown_processor)))

@@ -45,8 +45,8 @@ def parse(every: Any) -> RequestedIntervals:
     """Read the argument ``every``; raises ConfigError.
 
     Args:
-        every: "auto"; a number of steps or a timedelta, for memory and storage alike; or a mapping with "memory" and
-            "storage", each of these, of which one that is missing is automatic.
+        every: "auto"; a number of steps or a timedelta, for memory and storage alike; or a mapping with one of these
+            each for "memory" and "storage". A missing one is automatic.
     """
     if not isinstance(every, Mapping):
         often = _often("every", every)

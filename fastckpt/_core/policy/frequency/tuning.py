@@ -151,10 +151,10 @@ def started(
 def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[TuningState, Decision]:
     """Decide at the end of the window that ended at ``state.ends``.
 
-    Checkpoints become less frequent at once if they cost more than the bound, or persists do not end in time. Before
-    they become more frequent, or follow a time or failures, several windows must agree; and before they become less
-    frequent because all windows together do not show that they cost less than the bound. A change is by a factor of two
-    at most. Each time that more frequent checkpoints had to be taken back, the next attempt takes more windows.
+    Checkpoints become less frequent at once if they cost more than the bound, or persists do not end in time. Several
+    windows must agree before they become more frequent, or follow a time or failures. The same holds before they become
+    less frequent because all windows together do not show a cost below the bound. A change is by a factor of two at
+    most. Each time that more frequent checkpoints had to be taken back, the next attempt takes more windows.
 
     Args:
         state: As the last call returned it.

@@ -34,7 +34,7 @@ def grouped(nodes: Sequence[ReplicaNode], size: int) -> tuple[Group, ...]:
     """Groups of ``size`` nodes, and of up to ``2 * size - 1`` where the number of nodes makes it necessary.
 
     Every agent finds the same ones, in O(n log n) steps. A group of the last round stays if all its nodes are there and
-    it has the size that is needed; of two nodes in one domain one is exchanged with a node of another group.
+    it has the needed size. Of two nodes in one domain one is exchanged with a node of another group.
 
     Args:
         nodes: In any order.
