@@ -1,4 +1,4 @@
-"""The agents of one round: each learns of all others who they are, on whose memory, and where they listen."""
+"""The agents of one round: each learns the ids, memory and addresses of all others."""
 
 import json
 import secrets

@@ -267,7 +267,7 @@ class PeerAgents:
             self._handler.links.report(ids, undo=reason == TOGETHER)
 
     def part(self) -> None:
-        """Have the job go on without one of two nodes whose link is dead, since the workers do not go on.
+        """Have the job go on without one of two nodes with a dead link, since the workers do not go on.
 
         Nothing is done if there are none, the job needs both, or this is not the first node.
         """

@@ -304,7 +304,7 @@ def _file(weights: Mapping[str, Any], safe: bool) -> Any:
 
 
 def _positions(loader: Any, index: int) -> dict[str, Any]:
-    """The position of a loader in its data, if it is of a kind whose position accelerate saves."""
+    """The position of a loader in its data, if accelerate saves positions of its kind."""
     from accelerate.data_loader import IterableDatasetShard, SeedableRandomSampler
 
     files = {}

@@ -19,7 +19,7 @@ class Gradients:
     Args:
         model: Its parameters.
         optimizers: Their steps use up the sum.
-        data: Those whose position is that of the last update, if it has ``accumulate``, need none.
+        data: A loader with ``accumulate`` has the position of the last update, and needs none.
         saved: Whether they are part of the state. If not, a save that would need them is warned of, once.
     """
 

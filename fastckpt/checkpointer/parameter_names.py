@@ -23,10 +23,10 @@ WRAPPERS = "_checkpoint_wrapped_module.", "_orig_mod."
 
 
 class ParameterNames:
-    """Names the parameters of optimizers, whose own states have numbers, and compares them with those in a checkpoint.
+    """Names the parameters of optimizers, which number them in their states, and compares names with a checkpoint's.
 
     Args:
-        parts: The parts of a state: optimizers, and the modules whose parameters they have.
+        parts: The parts of a state: optimizers, and the modules of their parameters.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class TrainingState:
         optimizers: Of which classes the optimizers are.
 
     Attributes:
-        parameters: Names those of optimizers whose states have none.
+        parameters: Names those of optimizers without names in their states.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class TrainingState:
 
 
 def _take_seed(part: Any, state: Any) -> None:
-    """Have a loader's seed be the saved one, whose load then warns of no other: the report of the resume does."""
+    """Set a loader's seed to the saved one: its load then warns of no other, as the report of the resume does."""
     if hasattr(part, "set_seed") and isinstance(state, Mapping) and isinstance(state.get("seed"), int):
         part.set_seed(state["seed"])
 

@@ -22,7 +22,7 @@ BY_ONE = "by_one"
 
 
 class BatchStream:
-    """Iterations over a source, whose position counts batches that were handed out or used.
+    """Iterations over a source; its position counts batches that were handed out or used.
 
     Args:
         source: Gives requests, and takes how far their answers bring.

@@ -168,5 +168,5 @@ def _wrapped(sampler: Any) -> Iterator[Any]:
 
 
 def _plain(keys: Iterable[Any]) -> Iterator[Any]:
-    """Keys whose text is the same in every process: samplers may give tensors."""
+    """Keys with the same text in every process: samplers may give tensors."""
     return (key.tolist() if isinstance(key, torch.Tensor) else key for key in keys)

@@ -16,7 +16,7 @@ class SourceAnswer(enum.Enum):
 
 
 class SourceReader(Protocol):
-    """The part that lives in the workers: a data set whose indices are requests.
+    """The part in the workers: a data set with requests as its indices.
 
     Attributes:
         dataset: The user's.

@@ -24,7 +24,7 @@ _RUNG = "rung"
 
 
 class Stage(StrEnum):
-    """Stages of a plan at whose ends a bell rings, on which ranks wait."""
+    """Stages of a plan; a bell, on which ranks wait, rings at the end of each."""
 
     OFFERED = "offered"
     ASSIGNED = "assigned"
@@ -67,7 +67,7 @@ class PlanMailbox(StoreMailbox):
 
         Args:
             number: Of the plan.
-            stage: At whose end they are put.
+            stage: They are put at its end.
             what: Their keys within the plan.
             end: When to wait no longer, by time.monotonic.
             unless: A word that makes the messages needless; empty for none.

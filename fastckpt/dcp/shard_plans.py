@@ -153,7 +153,7 @@ class ShardPlans:
 
     @property
     def _unless(self) -> str:
-        """The key whose message makes those of this plan needless."""
+        """The key of the message that makes those of this plan needless."""
         return self._next if self._last is None else ""
 
     def _turn_all(self, word: str) -> None:

@@ -233,7 +233,7 @@ def as_before_on_error(parts: Iterable[object]) -> Iterator[None]:
 
 
 def check_steps(optimizers: Iterable[Optimizer]) -> None:
-    """Raise ConfigError for one whose state torch could not load: it makes a first step to create the state."""
+    """Raise ConfigError for one that torch cannot load: it makes a first step to create the state."""
     for each in optimizers:
         closure = signature(type(each).step).parameters.get("closure")
         if closure is not None and closure.default is Parameter.empty:
@@ -300,7 +300,7 @@ def kept_from_stepping(optimizers: Iterable[Optimizer]) -> Iterator[None]:
 
 @contextmanager
 def _without_gradients(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Let torch make a first step with zeros, whose states are loaded into; gradients are put back."""
+    """Let torch make a first step with zeros, for states to load into; gradients are put back."""
     kept = [(parameter, parameter.grad) for optimizer in optimizers for parameter in parameters_of(optimizer)]
     for parameter, _ in kept:
         parameter.grad = None

@@ -82,7 +82,7 @@ def sharded_state(
 
 
 def sharded_parts(model: Module, optimizers: tuple[Optimizer, ...]) -> list[ShardedPart]:
-    """Parts whose `sharded_state` to load into."""
+    """Parts with a `sharded_state` to load into."""
     instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
     return [ShardedModel(MODEL, model), *([ShardedOptimizers(OPTIMIZER, model, optimizers)] if optimizers else [])]
 

@@ -152,7 +152,7 @@ class _Loader(_Collector):
 
 
 def _apart(item: Any) -> Any:
-    """A state whose tensors have storages of no more than themselves, on the CPU, as DeepSpeed's copies have."""
+    """A state of tensors with storages of no more than themselves, on the CPU, as DeepSpeed's copies."""
     if isinstance(item, torch.Tensor):
         tensor = side_by_side(item.detach().cpu())
         return item if tensor is None else tensor.new_empty(0).set_(bytes_of(tensor), 0, tensor.shape, tensor.stride())

@@ -29,7 +29,7 @@ in full or half precision. If gradients overflow they write to none.
 
 
 def steppers(engine: DeepSpeedEngine) -> list[Optimizer]:
-    """The torch optimizers without whose steps no weight changes; raises ConfigError if that is not so."""
+    """The torch optimizers that alone change weights, by their steps; raises ConfigError if others do."""
     outer = engine.optimizer
     if isinstance(outer, Optimizer):
         return [outer]

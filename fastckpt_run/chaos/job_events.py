@@ -11,7 +11,7 @@ from fastckpt_run.watch.growing_logs import GrowingLog
 
 
 class JobEvents:
-    """The event logs of a directory; a store has none, nor a job whose options turn them off.
+    """The event logs of a directory; a store has none, nor a job with them turned off.
 
     Args:
         location: The checkpoint directory.
@@ -36,7 +36,7 @@ class JobEvents:
         self._logs = found
 
     def of_agent(self, pid: int) -> list[Event]:
-        """The events of the newest launch whose agent has this number."""
+        """The events of the newest launch of the agent with this number."""
         return next((list(_launch(log, pid)) for log in reversed(self._logs.values()) if _is_of(log, pid)), [])
 
     def launches(self) -> Iterator[list[Event]]:

@@ -87,7 +87,7 @@ def find_job(directory: str, shm_dir: str) -> RunningJob:
 
 
 def agents_of(location: str, shm_dir: Path) -> list[LocalAgent]:
-    """The live agents of this user on this host whose checkpoint directory this is."""
+    """The live agents of this user on this host with this checkpoint directory."""
     return [
         LocalAgent(entry.path, entry.owner, entry.writers)
         for entry in _census(shm_dir)

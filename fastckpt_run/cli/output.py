@@ -43,7 +43,7 @@ class CommandOutput:
 
 
 class Screen:
-    """Standard output for people: tables whose lines are whole when they are piped."""
+    """Standard output for people: tables with whole lines when they are piped."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -54,7 +54,7 @@ class Screen:
         self._console = terminal if terminal.is_terminal else piped
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print rows of text; a column whose name begins with ``>`` is aligned to the right."""
+        """Print rows of text; a column with a name that begins with ``>`` is aligned to the right."""
         from rich.table import Table
         from rich.text import Text
 

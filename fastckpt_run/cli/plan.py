@@ -89,7 +89,7 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _PlanCommand(click.Command):
-    """A command whose options end with a script, whose own may follow; with a checkpoint they may stand anywhere."""
+    """A command with options before a script, which has its own after it; with a checkpoint they may be anywhere."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line."""

@@ -32,7 +32,7 @@ WINDOW = 10.0
 
 
 def observed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the body of a command an ``observer`` of its work, whose progress is shown, and the option ``--quiet``."""
+    """Give the body of a command an ``observer`` that shows its progress, and the option ``--quiet``."""
 
     @click.option("--quiet", is_flag=True, help="Show no progress of long work.")
     @functools.wraps(function)
@@ -45,7 +45,7 @@ def observed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _shown(*, quiet: bool) -> Iterator[WorkObserver]:
-    """An observer whose line is gone from the terminal when the block ends, however it does."""
+    """An observer that removes its line from the terminal when the block ends, in any way."""
     descriptor = None if quiet else _terminal()
     if descriptor is None:
         yield UNOBSERVED
@@ -100,7 +100,7 @@ class TerminalOutput:
         return any(event & select.POLLOUT for _, event in poll.poll(0))
 
     def write(self, text: str) -> int:
-        """Write a text past Python's buffer, whose lock would be held for as long as a write hangs."""
+        """Write a text past Python's buffer: its lock would be held for as long as a write hangs."""
         data = text.encode(self.encoding, "replace")
         while data:
             data = data[os.write(self._descriptor, data) :]

@@ -210,7 +210,7 @@ def _terminal() -> "Console":
 
 
 class _Drawing:
-    """All of it for a terminal, whose width it has when it is drawn."""
+    """All of it for a terminal, in the width of that when it is drawn."""
 
     def __init__(self, document: Mapping[str, Any], note: str) -> None:
         self._document, self._note = document, note

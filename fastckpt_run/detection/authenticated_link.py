@@ -35,7 +35,7 @@ class Purpose:
 
 
 class AuthenticatedLink:
-    """One end of a connection whose other end has proven that it knows the secret.
+    """One end of a connection; the other end has proven that it knows the secret.
 
     Each end draws a nonce, so that nothing of another connection can be sent again in this one; messages are counted,
     so that nothing of this one can.

@@ -16,7 +16,7 @@ MOST_STRANGERS = 32
 HANDSHAKE = 1.0
 """Seconds in which a connection has to prove itself."""
 MOST_LOGGED = 16
-"""Hosts whose refused messages are logged, once each."""
+"""Hosts with refused messages that are logged, once each."""
 
 
 def address_of(listener: socket.socket) -> str:
@@ -26,7 +26,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 class Reception:
-    """Listens at an address, and hands over connections whose other end knows the secret.
+    """Listens at an address, and hands over connections from peers that know the secret.
 
     Args:
         secret: Of the job.

@@ -1,4 +1,4 @@
-"""The process that watches other agents for its agent, whose own process may be kept from running for seconds.
+"""The process that watches other agents for its agent, which itself may be kept from running for seconds.
 
 An agent copies, hashes and compiles; a thread of it would answer late, and be taken for lost. This process does nothing
 else, is small, and imports no torch. It follows its agent: it ends with it, and is silent while that is stopped.

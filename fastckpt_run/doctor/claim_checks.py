@@ -42,7 +42,7 @@ def memory_of_others(subject: Subject) -> Iterator[Diagnosis]:
 
 
 def arena_of_directory(subject: Subject) -> Iterator[Diagnosis]:
-    """The memory of a directory on this host: whose it is, and whether a launch adopts it."""
+    """The memory of a directory on this host: its owner, and whether a launch adopts it."""
     location, settings = _location(subject), subject.job
     expected = arena_path(settings.arenas, location, 0)
     entries = [entry for entry in census(Path(settings.arenas)) if location in (entry.directory,)]

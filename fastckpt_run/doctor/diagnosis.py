@@ -98,7 +98,7 @@ def worst_of(lines: Iterable[Diagnosis]) -> Severity:
 
 
 def without_secrets(text: str) -> str:
-    """A text whose URLs give nothing away."""
+    """A text without secrets in its URLs."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text

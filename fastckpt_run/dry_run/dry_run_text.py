@@ -29,7 +29,7 @@ UNKNOWN = (
     "--checkpoint-dir DIR, or look at it with: fastckpt which DIR, fastckpt doctor DIR"
 )
 _SECRET = re.compile(r"(?i)--?[\w-]*(token|secret|password|passwd|api[_-]?key|credential)s?")
-"""Options of scripts whose value is not printed."""
+"""Options of scripts with a value that is not printed."""
 Row = Sequence[str]
 
 
@@ -106,7 +106,7 @@ def _start(settings: Settings, launch: ReadLaunch) -> str:
 
 
 def _without_secrets(arguments: Sequence[str]) -> Iterator[str]:
-    """Arguments of a script, but for values whose option marks them as secret."""
+    """Arguments of a script, without values of options for secrets."""
     is_secret = False
     for argument in arguments:
         option, equals, _ = argument.partition("=")

@@ -17,7 +17,7 @@ from fastckpt_run.script_analysis import option_values
 from fastckpt_run.script_analysis import read as read_script
 
 _NAMED = re.compile(r"(?i)--?[\w-]*(checkpoint|ckpt)[\w-]*(dir|path|folder)?")
-"""Options of scripts whose value is a directory of checkpoints."""
+"""Options of scripts for a directory of checkpoints."""
 _NOT_DIRECTORIES = re.compile(r"(?i).*(every|interval|freq|steps?|keep|mode|type|format|limit|mb)")
 _ENDING = "Checkpointer"
 

@@ -164,7 +164,7 @@ def _one_line(text: str) -> str:
 
 
 def _further(last: Recovery | None, used: Sequence[SaverStats], settings: Settings) -> str:
-    """A line: the command that shows more, and the log of the worker whose failure ended the job."""
+    """A line: the command that shows more, and the log of the worker that ended the job by its failure."""
     logged = [stats.directory for stats in used if _has_log(stats.directory)] if settings.event_log else []
     logged += [settings.events] if settings.events else []
     log = f"; log of rank {last.rank}: {last.log}" if last is not None and last.log else ""

@@ -21,7 +21,7 @@ _IN_CHILD = ", in spawn_main"
 _REFUSED_ARGUMENTS = 2
 """The exit code of argparse, click and others for arguments that they do not understand."""
 _HARMLESS = {*sys.stdlib_module_names, "torch"}
-"""Modules whose functions a script may call before its imports are over, and that do not train by themselves."""
+"""Modules that do not train by themselves: a script may call their functions before its imports are over."""
 
 
 def why_not_started(words: str, exitcode: int) -> str:

@@ -180,7 +180,7 @@ class Restarts:
         return ""
 
     def _guess(self, exitcode: int) -> str:
-        """The same, of a worker whose last words are not known."""
+        """The same, of a worker without known last words."""
         if self._script is None:
             return ""
         if exitcode == 1:

@@ -87,7 +87,7 @@ class HangWatch:
         return 1.0 if self._setting == "auto" else min(1.0, float(self._setting) / 10)
 
     def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
-        """Watch new workers of this node, whose processes are given by local rank."""
+        """Watch new workers of this node; their processes are given by local rank."""
         now = time.monotonic()
         was_vain = bool(self._workers.pids) and not self._has_begun
         # Workers without telemetry may have done steps; not in so short a time.
@@ -209,7 +209,7 @@ class HangWatch:
         self._silences.end()
 
     def _notice_progress(self, lines: Lines) -> None:
-        """Note that workers whose silence was reported go on."""
+        """Note that workers go on after a report of their silence."""
         spoken = max([line.beat / 1e9 for line in lines.values()], default=0.0)
         if self._silences.told and spoken > self._silences.at:
             logger.warning(

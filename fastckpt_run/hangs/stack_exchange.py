@@ -31,7 +31,7 @@ NODE_TIMEOUT = STACKS_TIMEOUT + 2.0
 TOLD_TIMEOUT = 1.0
 """Seconds that nodes have to take note of the findings."""
 REACH = 3.0
-"""Seconds that a node has to answer at all: one that is lost, or whose agent is stopped, costs no more."""
+"""Seconds that a node has to answer at all: a lost node or a stopped agent costs no more."""
 TIMEOUT = NODE_TIMEOUT + TOLD_TIMEOUT + 2.0
 """Seconds that the first node has to answer."""
 AT_ONCE = 256

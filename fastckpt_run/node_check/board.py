@@ -25,7 +25,7 @@ class KeyValueStore(Protocol):
 
 
 class ConnectedStore:
-    """A `KeyValueStore` each of whose calls has a deadline; they raise StoreLost."""
+    """A `KeyValueStore` with a deadline for each call; they raise StoreLost."""
 
     def __init__(self, connection: StoreConnection) -> None:
         self._connection = connection

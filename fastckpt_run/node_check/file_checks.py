@@ -21,7 +21,7 @@ def check_shm(name: str, directory: str, in_memory: bool, size: int) -> CheckRes
     """Check the directory of arenas: its kind, its room, the modes of new files, and that it keeps bytes.
 
     Args:
-        name: The name of the result, whose value is the room in MB.
+        name: The name of the result; its value is the room in MB.
         directory: The directory.
         in_memory: True if it has to be on a tmpfs.
         size: Bytes that are written, if there is room for them.
@@ -42,7 +42,7 @@ def check_disk(name: str, directory: str, size: int, seconds: float) -> CheckRes
     """Write durably to a directory, past the page cache where that works, and read it back from storage.
 
     Args:
-        name: The name of the result, whose value is the rate of writing in MB/s.
+        name: The name of the result; its value is the rate of writing in MB/s.
         directory: The directory.
         size: Bytes that are written at most.
         seconds: After which no more is written; one MiB is in any case.

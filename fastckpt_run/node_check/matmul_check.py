@@ -1,4 +1,4 @@
-"""Check of a processor: products of matrices of whole numbers, whose result is known exactly, and their rate."""
+"""Check of a processor: products of matrices of whole numbers, with an exactly known result, and their rate."""
 
 import time
 

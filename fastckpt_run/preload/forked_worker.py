@@ -190,7 +190,7 @@ def _show(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _restore_signals(ignored: set[int]) -> None:
-    """The dispositions that Python finds and makes in a process whose parent ignores ``ignored``."""
+    """The dispositions that Python finds and makes in a process if its parent ignores ``ignored``."""
     usual: dict[int, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGPIPE: signal.SIG_IGN,

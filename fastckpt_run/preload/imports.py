@@ -18,7 +18,7 @@ from fastckpt_run.preload.source_watch import is_installed
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """Modules that every worker of a job imports: torch._dynamo with its first optimizer, which takes a second."""
 _UNFIT = ("fastckpt.huggingface",)
-"""Modules of ours whose frameworks read the rank, or start threads: a template with them would be replaced."""
+"""Our modules for frameworks that read the rank, or start threads: a template with them would be replaced."""
 _LONGEST = 1000
 """Characters of an error that are shown, at most."""
 

@@ -52,7 +52,7 @@ _READS, _WRITES = ("read_text", "read_bytes"), ("write_text", "write_bytes")
 
 
 def not_resumed(killed: RunHistory) -> LikelyCause | None:
-    """A run whose restarted workers did not go on from a checkpoint, by the first process that shows it."""
+    """A run without a resume after a restart of workers, by the first process that shows it."""
     for rank, starts in sorted(killed.starts.items()):
         for before, start in pairwise(starts):
             saved = max(before.saved, default=None)

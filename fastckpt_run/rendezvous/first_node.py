@@ -1,4 +1,4 @@
-"""The first node of a round, at whose store the others meet: each reaches it, or one of both leaves."""
+"""The first node of a round, which has the store: each other node reaches it, or one of both leaves."""
 
 import logging
 import threading

@@ -250,7 +250,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         self._release()  # who is in there finds another one
 
     def ask_before_a_verdict(self, answering: Callable[[Collection[str]], frozenset[str]]) -> None:
-        """Have nodes whose signs of life are late asked for one: those that ``answering`` returns are there."""
+        """Have nodes with late signs of life asked for one: those that ``answering`` returns are there."""
         self._alive.answering = answering
 
     def shutdown(self) -> bool:

@@ -369,7 +369,7 @@ class Meeting:
 
 
 def closed_error(ending: str) -> RendezvousClosedError:
-    """The error of a node whose job another one has ended."""
+    """The error of a node after another one has ended the job."""
     return RendezvousClosedError(f"another node has ended the job{ending and ', '}{ending}")
 
 

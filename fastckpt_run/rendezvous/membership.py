@@ -131,7 +131,7 @@ class Master:
         address: Its address.
         port: The port of the agents' store.
         workers_port: The port of the workers' store, which may be the same.
-        holder: The id of the agent whose process holds the store of the rendezvous; empty if it is none of the job.
+        holder: The id of the agent that holds the store of the rendezvous; empty if it is none of the job.
     """
 
     address: str

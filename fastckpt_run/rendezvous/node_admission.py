@@ -25,7 +25,7 @@ from fastckpt_run.script_analysis import option_values
 logger = logging.getLogger("fastckpt.launcher")
 
 _WITNESSES = 16
-"""Members whose signs of life a node looks for at once: it wants one that lives, and many nodes may wait."""
+"""Members of which a node reads the signs of life at once: it needs one that lives, and many nodes may wait."""
 _FRESH = 2.0
 """Seconds after its last sign for which a member counts as alive; then others are looked at."""
 _ANSWER = 20.0

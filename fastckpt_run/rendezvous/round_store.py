@@ -247,7 +247,7 @@ class RoundStore:
         self._put({"by": self._id}, "holder")
 
     def holder(self) -> str:
-        """The id of the agent whose process holds the store; empty if it is not one of this job."""
+        """The id of the agent that holds the store; empty if it is not one of this job."""
         return self._read(lambda record: str(record["by"]), "holder") or ""
 
     def refer(self, to: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ class RoundEnded(RuntimeError):
 
 
 class RoundWaits:
-    """A store whose waits raise RoundEnded when the round has ended; all else is the store's own.
+    """A store with waits that raise RoundEnded when the round has ended; all else is the store's own.
 
     torch's agent waits a minute in it for another one's value, and fails then.
     """

@@ -1,4 +1,4 @@
-"""Connection to a TCPStore whose host may fall silent: each call has a deadline."""
+"""Connection to a TCPStore on a host that may fall silent: each call has a deadline."""
 
 import queue
 import threading

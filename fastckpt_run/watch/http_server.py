@@ -156,7 +156,7 @@ class _Server(ThreadingHTTPServer):
             self._forget(request)
 
     def service_actions(self) -> None:
-        """Drop readers whose time is over; called twice a second."""
+        """Drop readers past their deadline; called twice a second."""
         with self._lock:
             for request, reader in [*self.readers.items()]:
                 if reader.is_awaited and time.monotonic() > reader.since + DEADLINE:

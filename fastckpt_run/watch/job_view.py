@@ -52,7 +52,7 @@ class JobView:
         reported: Time of that report, in seconds since the epoch.
         events: The newest events, newest first, with the host that each was on.
         turn: The event that the state of the job follows from.
-        directory: Whose event logs were read; empty for none.
+        directory: The one with the event logs that were read; empty for none.
         trouble: Reason why they are not read as they are; empty if they are.
         unheard: Pairs of nodes, by rank: the first receives nothing from the second, which answers others.
         awaited: Description of the nodes that the next round waits for; empty while workers run.

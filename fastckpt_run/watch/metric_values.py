@@ -37,7 +37,7 @@ class MetricValues:
     """Values, and those of the histograms.
 
     Attributes:
-        only: The scope whose values are taken; None for all.
+        only: The scope of the values to take; None for all.
     """
 
     series: dict[str, dict[Labels, float]] = field(default_factory=dict)

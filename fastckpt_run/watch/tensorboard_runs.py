@@ -155,7 +155,7 @@ class _Run:
 
 
 def _close(run: _Run | None) -> None:
-    """Close a run, if there is one, whose disk may have failed."""
+    """Close a run, if there is one; its disk may have failed."""
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if run is not None:
             run.close()

@@ -110,7 +110,7 @@ class Watcher:
         self.channel.meet(round)
 
     def started(self, pids: dict[int, int], workers: Sequence[Worker]) -> None:
-        """Look at new workers of this node, whose processes are given by local rank."""
+        """Look at new workers of this node; their processes are given by local rank."""
         ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self.workers = WatchedWorkers(time.monotonic_ns(), dict(pids), ranks, workers[0].world_size)
 

@@ -110,7 +110,7 @@ class _Safetensors(OpenFile):
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are texts that can be written, each of which occurs once; else ValueError."""
+    """A JSON object with names that can be written, each of which occurs once; else ValueError."""
     found = dict(pairs)
     "".join(found).encode()
     if len(found) != len(pairs):

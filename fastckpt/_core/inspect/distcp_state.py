@@ -16,7 +16,7 @@ from fastckpt._core.inspect.pickled import Object, Storage, Tensor, describe, na
 from fastckpt.errors import BadCheckpoint
 
 _MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError)
-"""Exceptions that a `.metadata` can raise whose shape is not the one that torch writes."""
+"""Exceptions that a `.metadata` of another shape than torch's can raise."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _tensor(key: str, entry: Object) -> Tensor | None:
 
 
 def _renamed(node: Any, prefix: str) -> Any:
-    """A value whose tensors have storages that are named apart from those of other values."""
+    """A value; the storages of its tensors have other names than those of other values."""
     match node:
         case Tensor(storage=Storage() as storage):
             return replace(node, storage=replace(storage, key=prefix + storage.key))

@@ -34,7 +34,7 @@ class Finding:
 
     Attributes:
         item: The checkpoint that it belongs to; None if it belongs to the directory.
-        path: The file, or the directory of a checkpoint whose files are not known.
+        path: The file, or the directory of a checkpoint with unknown files.
         verdict: GOOD, BAD, or UNKNOWN: it has no record to compare with, or it changed meanwhile.
         why: Fault, or the reason why it is not known.
         expected: The digest that was saved; "" if none was.

@@ -134,7 +134,7 @@ class Channel:
         return self.answer(timeout)
 
     def send(self, message: Message) -> None:
-        """Send a message, whose answer, if it has one, is to be fetched before the next is asked; raises AgentLost."""
+        """Send a message; its answer, if any, is to be fetched before the next message. Raises AgentLost."""
         data = pack(message)
         with self._sending, self._lost():
             self._socket.settimeout(self._timeout)

@@ -45,7 +45,7 @@ class Rate(Protocol):
 
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Raise ProtocolError for all that a message raises whose parts are missing, or of other kinds than expected."""
+    """Raise ProtocolError for all errors of a message with missing parts, or parts of other kinds than expected."""
     try:
         yield
     except FastckptError:

@@ -204,7 +204,7 @@ class FolderCheckpointer(BaseCheckpointer):
             models: Modules, wrapped or not, of which one rank saves the common state.
             optimizers: Optimizers of the models.
             storage_type: As for `save_checkpoint`.
-            others: Objects whose states one rank saves for all, by name, or such states; a warning names unlike ones.
+            others: Objects, or their states, that one rank saves for all, by name; a warning names unlike ones.
             broadcast: True if buffers are made equal before each forward, though no wrapper among the models shows it.
 
         Raises:

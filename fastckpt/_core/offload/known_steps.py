@@ -44,7 +44,7 @@ class KnownSteps:
         self._steps = [step, *(each for each in self._steps if each.sizes != step.sizes)][:MOST]
 
     def find(self, forward: ForwardPass) -> KnownStep | None:
-        """The known step whose forward saved the same."""
+        """The known step with the same saved tensors."""
         sizes = tuple(each.size for each in forward.entries)
         return next((each for each in self._steps if each.sizes == sizes), None)
 

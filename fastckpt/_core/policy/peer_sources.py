@@ -18,7 +18,7 @@ class ParityHolding(NamedTuple):
     """Parity that a node holds of a save.
 
     Attributes:
-        group: The ids of the agents whose nodes made it, in order.
+        group: The ids of the agents that made it, in order.
         own: The id of this node's agent.
         ranks: By each other agent of the group, the files of its ranks, by rank, as far as its record names them.
     """
@@ -137,7 +137,7 @@ def reachable(
         shards: For a state that is divided among ranks, the files that each rank needs of a save of as many ranks.
         may_redivide: True if ranks can go on from a save of another number of them. Each may need the files of all
             then, so some node has to hold each.
-        allow_lost: True if a rank whose own file nobody holds may load a save without it.
+        allow_lost: True if a rank may load a save without its own file, if nobody holds that.
     """
     by_save: dict[tuple[int, int, str], list[NodeHolding]] = {}
     for holding in holdings:
@@ -253,7 +253,7 @@ def holders(
 
 
 def unheld_ranks(holdings: Collection[NodeHolding]) -> dict[tuple[int, int, str], list[int]]:
-    """The ranks whose files no node has, nor can rebuild, of each save in the memory of all nodes that have any."""
+    """The ranks without files on any node, even rebuilt ones, of each save in the memory of all nodes that have any."""
     nodes, found = {each.node for each in holdings if each.saved_as >= 0}, dict[tuple[int, int, str], list[int]]()
     for save in {each.save for each in holdings}:
         held = _held(holdings, save)

@@ -22,7 +22,7 @@ class CheckpointLocation(NamedTuple):
 
     Attributes:
         tier: Of `TIERS`.
-        node: In whose memory it is, of several nodes; 0 where that makes no difference.
+        node: Node that has it in memory, of several; 0 where that makes no difference.
         attempt: A token that the ranks of all nodes share from one load to the next, as of the save; may be empty.
             Only checkpoints with the same token are the same save for certain, in any tier.
     """
@@ -40,7 +40,7 @@ class CheckpointLocation(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The tier; and whose memory, if several nodes saved it."""
+        """The tier; and the node of the memory, if several nodes saved it."""
         if self.tier == STATELESS:
             return self.tier
         if self.tier == PEER:

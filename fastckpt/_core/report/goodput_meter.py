@@ -107,7 +107,7 @@ def _failures(rounds: Sequence[LaunchRound], *, stopped: bool = True) -> Counter
 
 
 class GoodputMeter:
-    """Follows the events of one launch, whose time `measure` divides as `goodput.spend` does.
+    """Follows the events of one launch; `measure` divides its time as `goodput.spend` does.
 
     It keeps the report's values of events, and not the events: some hundred bytes for each record of progress of the
     newest rounds of workers.

@@ -232,7 +232,7 @@ def begun(first: Event) -> Launch:
 
 
 def directory_of(event: Event) -> str | None:
-    """The checkpoint directory whose event it is; None for one of the whole launch."""
+    """The checkpoint directory of an event; None for one of the whole launch."""
     return text(event, "directory") if event["event"] in _OF_DIRECTORY else None
 
 

@@ -1,6 +1,6 @@
 """Resumes of several checkpointers of one job, such as an actor's and a critic's, from the same step.
 
-Each save names the directories whose checkpointers were in step with it, and which history they wrote. A load passes
+Each save names the directories of checkpointers in step with it, and the history that they wrote. A load passes
 over steps that these do not have: a kill between the saves of two must not resume them from different steps.
 """
 

@@ -1,4 +1,4 @@
-"""An all-gather of small values whose result is read some steps after they were sent."""
+"""An all-gather of small values; the result is read some steps after they were sent."""
 
 from typing import Any
 

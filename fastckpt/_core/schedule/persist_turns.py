@@ -22,7 +22,7 @@ _NEXT = "next"
 
 
 class PersistTurns:
-    """Decides which of the saves whose storage type was left out are persisted, alike on all of several nodes.
+    """Decides which saves without a storage type are persisted, alike on all of several nodes.
 
     When no persist is under way, the first rank sets in the store of the process group the step from which on the next
     save is to be persisted: the one after its own. The collectives of a step come between two saves, so no rank reaches
@@ -45,7 +45,7 @@ class PersistTurns:
         self._history, self._last, self._next, self._is_set = history, -1, -1, False
 
     def comes(self, save: SaveId) -> bool:
-        """Return whether all nodes persist this save; to be called for each whose storage type was left out."""
+        """Return whether all nodes persist this save; to be called for each without a storage type."""
         # Of several nodes the first rank of each asks for all of its ranks.
         if self._place.local_rank:
             return False

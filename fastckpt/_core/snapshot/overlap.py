@@ -38,7 +38,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class Overlap:
-    """Snapshots whose tensors that nothing mutates until the next step of an optimizer are copied by a thread.
+    """Snapshots; a thread copies their tensors that nothing mutates until the next step of an optimizer.
 
     After Mohan, Phanishayee, Chidambaram, "CheckFreq" (FAST'21), section 4.3.1, where the weight update waits for the
     snapshot. Here a snapshot also counts only if nothing was written to the tensors that the thread copies. The first

@@ -64,7 +64,7 @@ def spec_of(tensor: DTensor) -> Any:
 
 
 def group_of(tensor: ShardedTensor) -> Any:
-    """The process group whose ranks have the shards."""
+    """The process group of the ranks with the shards."""
     return tensor._process_group
 
 
@@ -105,7 +105,7 @@ def asks_rank_0(model: Module) -> bool:
 
 
 def saying_why(read: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:
-    """A reader's ``read_metadata`` whose error reaches the caller of ``dcp.load``.
+    """A reader's ``read_metadata``; its error reaches the caller of ``dcp.load``.
 
     torch before 2.12 drops it and reports only that metadata is None, so it is raised at the first use of them instead.
     """

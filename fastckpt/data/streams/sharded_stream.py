@@ -17,7 +17,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class ShardedStream(Source):
-    """The positions of this rank's shards, and whose turn it is.
+    """The positions of this rank's shards, and the next shard.
 
     Args:
         reader: The workers' reader.

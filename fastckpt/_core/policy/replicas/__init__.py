@@ -1,1 +1,1 @@
-"""Runs in: pure. Copies of a node's state on other nodes: who holds whose, and the copies left after a loss."""
+"""Runs in: pure. Copies of a node's state on other nodes: the holders of each, and the copies left after a loss."""

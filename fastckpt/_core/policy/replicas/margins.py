@@ -19,7 +19,7 @@ class NodeMargin(NamedTuple):
 
 
 def smallest(margins: Iterable[NodeMargin]) -> NodeMargin | None:
-    """The node whose loss leaves the fewest copies; of several that with the largest files, then of the lowest rank.
+    """The node with the fewest copies left after its loss; of several that with the largest files, then lowest rank.
 
     None if no node has files that are lost with it.
     """

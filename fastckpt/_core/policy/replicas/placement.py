@@ -13,7 +13,7 @@ class Placement:
     Attributes:
         holders: The nodes that hold the files of each node, by its id.
         copies: Number of copies of each; fewer than asked for if there are too few nodes.
-        inside: Nodes all of whose holders are lost together with them: there is no other domain.
+        inside: Nodes that are lost together with all of their holders: there is no other domain.
     """
 
     holders: Mapping[str, Group]
