@@ -239,7 +239,7 @@ class FastckptAgent(HookedAgent):
 
     def start_workers(self, proceed: Callable[[], dict[int, Any]]) -> dict[int, Any]:
         """Start the workers, and watch them from then on."""
-        # Before the workers exist: telemetry that is older than this instant is that of their predecessors.
+        # Before the workers exist: telemetry that is older than this instant is their predecessors'.
         self._restarts.started()
         self._preloader.prepare()
         self._left.wait_before_start()
@@ -299,7 +299,7 @@ class FastckptAgent(HookedAgent):
         return _elsewhere(group.spec.rdzv_handler) if (group.group_world_size or 1) > 1 else ""
 
     def _is_due(self) -> bool:
-        """Return whether it is time for checks other than that of deaths: often during a start, then once a second."""
+        """Return whether checks other than for deaths are due: often during a start, then once a second."""
         now = time.monotonic()
         if now < self._due and not self._hangs.is_due:
             return False
@@ -383,7 +383,7 @@ class FastckptAgent(HookedAgent):
     def stop_workers(self, proceed: Callable[[], None]) -> None:
         """Kill the workers; then the saver pins the newest checkpoint that they saved."""
         if self.context is not None:
-            self.context.close()  # those that run are stopped for another node: as for a failure on this one
+            self.context.close()  # running workers are stopped for another node: as for a failure on this one
         if self._hangs.is_stuck:
             self._peers.part()
         proceed()
@@ -405,7 +405,7 @@ class FastckptAgent(HookedAgent):
         if signalled:  # workers may take long to end, and SIGKILL may follow the signal
             self._attempt(partial(self._saver.flush, ends=True))
         proceed()
-        # Those that torch was about to start when the signal came, and does not know of.
+        # Workers that torch was about to start when the signal came, and does not know of.
         kill_children(self._preloader.begun.difference(self.context.pids().values() if self.context else ()))
         handler = self.get_worker_group().spec.rdzv_handler
         if signalled and isinstance(handler, FastckptRendezvousHandler):

@@ -18,9 +18,9 @@ from fastckpt.errors import FastckptError
 ENDING = 120.0
 """Seconds that a launcher has to flush and end."""
 OLD = 600.0
-"""Seconds after which memory that nobody uses is that of a command that was killed."""
+"""Seconds after which unused memory counts as a killed command's."""
 DYING = 10.0
-"""Seconds in which the workers of a launcher that was killed let go of its memory."""
+"""Seconds in which the workers of a killed launcher release its memory."""
 _PROGRAM = """
 import sys
 from fastckpt_run.parent_death import die_with

@@ -33,7 +33,7 @@ def kill_group(leader: int) -> None:
 
 
 def kill_children(pids: Collection[int]) -> None:
-    """Kill the groups of those of some processes that are children of this one."""
+    """Kill the groups of these processes, if they are children of this one."""
     for pid in pids:
         if stat_of(Path(f"/proc/{pid}"))[1:2] == [str(os.getpid())]:
             kill_group(pid)

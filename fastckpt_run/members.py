@@ -93,7 +93,7 @@ def exchange(store: "dist.distributed_c10d.Store", group_rank: int, group_world_
 
 
 def with_slots(members: Sequence[Member]) -> list[Member]:
-    """The same, each with a slot that no other has in its memory; who has one keeps it."""
+    """The same, each with a slot that no other has in its memory; an agent with one keeps it."""
     taken: set[tuple[str, int]] = set()
     kept = []
     for member in members:

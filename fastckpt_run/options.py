@@ -123,7 +123,7 @@ def _look_behind_the_script(script: str, arguments: Sequence[str], parser: "Laun
 
 
 def require_positive(arguments: Namespace) -> None:
-    """Raise ValueError for numbers that torch refuses without a word, as it does for those that it has words for."""
+    """Raise ValueError for numbers that torch refuses without a message, as it does for others."""
     if re.fullmatch(r"-?\d+", str(arguments.nproc_per_node)) and int(arguments.nproc_per_node) < 1:
         raise ValueError(f"--nproc-per-node is {arguments.nproc_per_node}; give 1 or more workers, auto, cpu or gpu")
     if arguments.monitor_interval <= 0:

@@ -72,7 +72,7 @@ class PeerAgents:
         self._partners: str | None = None
 
     def meet(self, group: WorkerGroup) -> None:
-        """Learn who the agents of a new round are, and watch them; raises as `exchange`."""
+        """Learn the agents of a new round, and watch them; raises as `exchange`."""
         # 1. the secret   2. listen, before others learn where   3. exchange   4. hand over to the saver, and watch
         if self._settings.spares:
             self._saver.prefetch.end()

@@ -74,7 +74,7 @@ def signals_counted(before: int) -> Iterator[Sequence[signal.Signals | None]]:
         announce()
 
     if before > 1:
-        announce()  # those that came while workers were ended were counted in silence
+        announce()  # signals that came while workers were ended were counted in silence
     # Only signals that torch has taken: one that the user ignores stays ignored.
     numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is SIGNAL_HANDLER]
     for number in numbers:

@@ -169,7 +169,7 @@ class ScriptWorkers(SubprocessContext):
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """Same as torch's; without a signal (torch's way to stop the others after a failure), send SIGKILL."""
         if death_sig is None:
-            # Who is stopped did not fail: causes and restarts must be judged without them.
+            # Stopped workers did not fail: causes and restarts must be judged without them.
             running = {r: h.proc.pid for r, h in self.subprocess_handlers.items() if h.proc.poll() is None}
             self.stopped |= running.keys()
             if self._grace:
@@ -224,7 +224,7 @@ class FunctionWorkers(MultiprocessContext):
             process.kill()  # one that has not come to its own session yet
         for rank in set(range(self.nprocs)) - failed:
             self._pc.processes[rank].join(_KILL_WAIT)
-        # torch names the first dead that it finds: let it find those that failed.
+        # torch names the first dead worker that it finds: let it find failed ones.
         self._pc.sentinels = {fd: rank for fd, rank in self._pc.sentinels.items() if rank in failed}
         wait(list(self._pc.sentinels), _KILL_WAIT)  # it is open while a child of the failed one lives
         for rank in failed:
@@ -287,7 +287,7 @@ def is_registered(backend: str) -> bool:
 
 
 def is_this_host(name: str) -> bool:
-    """Return whether a name or an address is that of this host."""
+    """Return whether a name or an address is this host's."""
     return bool(_matches_machine_hostname(name))
 
 

@@ -58,7 +58,7 @@ class Source(ABC):
 
     @property
     def jumps(self) -> int:
-        """Counts the times that somebody set the position."""
+        """Counts the times that the position was set."""
         return self._position.jumps
 
     @abstractmethod

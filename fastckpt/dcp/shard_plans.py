@@ -244,7 +244,7 @@ class ShardPlans:
         return shards
 
     def _receive(self, stage: Stage, what: Sequence[str], end: float) -> list[Any]:
-        """Messages of this plan; raises Overtaken if somebody whom it does not fit has called for another."""
+        """Messages of this plan; raises Overtaken if a rank that it does not fit has called for another."""
         return self._mailbox.receive(self._round.number, stage, what, end, self._unless)
 
     def _assign(self, end: float) -> None:

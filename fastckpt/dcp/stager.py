@@ -13,7 +13,7 @@ from fastckpt.errors import ConfigError
 START_DEADLINE = 60.0
 """Seconds that DCP may take to begin a save in its thread."""
 GLANCE = 0.01
-"""Seconds between two looks at whether that thread has come to its end without a copy."""
+"""Seconds between two looks at whether that thread has ended without a copy."""
 
 
 class Staging(dict[str, Any]):

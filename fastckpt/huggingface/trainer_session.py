@@ -98,7 +98,7 @@ class TrainerSession:
         if resume is None or resume is False:
             return None
         asked = "" if resume is True or resume in NEWEST else os.fspath(resume)
-        NEWEST.difference_update({resume})  # who asks once more asks for that one
+        NEWEST.difference_update({resume})  # a second request asks for that one
         self._found = self._folder.find(asked, foreign=is_foreign(asked))
         if self._found is None:
             stock = newest_of_stock(self._directory) if self._directory.is_dir() else None

@@ -155,7 +155,7 @@ class FastCheckpointIO(TorchCheckpointIO):
         self._remove()
 
     def teardown(self) -> None:
-        """Wait until all files are there, unless training has failed, and let go of memory."""
+        """Wait until all files are there, unless training has failed, and release memory."""
         if self._saves is None:
             return
         # After an exception other ranks may be gone: waiting for them could last until a timeout.

@@ -142,7 +142,7 @@ class _Place:
             )
 
     def check(self, results: Sequence[CheckResult]) -> tuple[CheckResult, list[int]]:
-        """The result of exchanges with the others, and those that did not come."""
+        """The result of exchanges with the others, and the nodes that did not come."""
         # Imported here: it takes torch, which the other commands do without.
         from fastckpt_run.node_check.pairs_by_hand import check_by_hand
 

@@ -37,7 +37,7 @@ def diff(a: str, b: str, names: tuple[str, ...], observer: WorkObserver) -> Comm
     pairs, only_a, only_b = _pairs(left, right, names)
     files = {name: (left.files[in_a], right.files[in_b]) for name, (in_a, in_b) in pairs.items()}
     differences = diff_all(files, observer)
-    # After the comparison: memory may have been reused meanwhile, and the difference would be that of another save.
+    # After the comparison: memory may have been reused meanwhile, and the difference would be another save's.
     left.check_unchanged()
     right.check_unchanged()
     equal = not (only_a or only_b or any(differences.values()))

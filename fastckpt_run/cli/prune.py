@@ -51,7 +51,7 @@ def prune(
     if is_gone(directory):
         # A directory that is gone has nothing to prune: with --remote the store alone is.
         places.pop("storage")
-    # 1. read all tiers once   2. divide each one's by the policies   3. delete, with --yes   4. show both
+    # 1. read all tiers once   2. divide checkpoints by the policies   3. delete, with --yes   4. show both
     divided = {tier: divide(inventory, policies, drop_history, tier=tier) for tier in places}
     for tier, (_, obsolete) in divided.items() if yes else ():
         delete(places[tier], obsolete, observer)

@@ -1,4 +1,4 @@
-"""Members that answer probes, and from which nothing comes over a connection that lasts: those that are apart."""
+"""Members that are apart: they answer probes, and send nothing over a lasting connection."""
 
 import time
 from collections.abc import Collection
@@ -19,7 +19,7 @@ class ApartMembers:
         self.now: set[str] = set()
 
     def keep(self, members: Collection[str]) -> list[str]:
-        """Forget all but these; returns those that were apart until now."""
+        """Forget all but these; returns members that were apart until now."""
         forgotten = sorted(self.now.difference(members))
         self._since = {member: since for member, since in self._since.items() if member in members}
         self.now.intersection_update(members)

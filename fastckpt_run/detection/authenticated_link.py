@@ -98,7 +98,7 @@ class AuthenticatedLink:
         await _write(self._writer, {"number": number, "body": text, "mac": mac})
 
     async def receive(self) -> dict[str, Any]:
-        """The next message; raises OSError at the end of the connection, and ForgedMessage for one of somebody else."""
+        """The next message; raises OSError at the end of the connection, and ForgedMessage for one of a stranger."""
         message = await _line(self._reader)
         text, number = _text(message, "body"), self._received
         _check(_text(message, "mac"), signature(self._key, self._peer_role, str(number), text))

@@ -35,7 +35,7 @@ CERTAIN = (State.FROZEN, State.GONE, State.STARVED)
 PATIENCE = 4.0
 """Times the timeout that a member may be silent while its host's kernel accepts connections: it may lack a core."""
 TICK = 0.1
-"""Seconds between two looks at who is silent."""
+"""Seconds between two looks for silent members."""
 STALL = 0.2
 """Seconds by which a look may be late; beyond that this process did not run, and others were not silent."""
 ISOLATED = "isolated: most neighbours of this node do not answer; they are lost, or its own link is down"
@@ -61,7 +61,7 @@ class NeighborWatch:
     this member: the link between the two is dead, or drops large packets.
 
     Args:
-        secret: Of the job; who does not know it is refused.
+        secret: Of the job; a peer without it is refused.
         own_id: The id of this member.
         on_lost: Called once for each loss with the ids of the members and the reason, in the watch's thread: it must
             not wait. A member may learn that others take it for lost. With `ISOLATED` as the reason, the members are

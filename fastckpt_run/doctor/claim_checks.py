@@ -1,4 +1,4 @@
-"""Checks of who holds a checkpoint directory and the memory of this host, and of a launch's way to deal with them."""
+"""Checks of the holders of a checkpoint directory and of this host's memory, and of a launch's reaction to them."""
 
 import os
 from collections.abc import Iterator

@@ -73,7 +73,7 @@ def clock(_: Subject) -> Iterator[Diagnosis]:
 
 
 def traces(_: Subject) -> Iterator[Diagnosis]:
-    """Find out who may trace processes. Stacks of hangs need no such right: workers write them by themselves."""
+    """Find out which users may trace processes. Stacks of hangs need no such right: workers write them themselves."""
     scope = _read(_PTRACE)
     who = _SCOPES.get(scope, "processes of this user") if scope else "processes of this user"
     yield ok("ptrace", f"{who} may trace a worker; stacks of hangs need no such right, py-spy and gdb do")

@@ -13,7 +13,7 @@ class EventLines(Sequence[bytes]):
     """Lines that end with a newline, and have no other; one thread at a time appends, others may read meanwhile."""
 
     def __init__(self) -> None:
-        # One pair, which is replaced as a whole: who reads it has each line once.
+        # One pair, which is replaced as a whole: a reader has each line once.
         self._parts: tuple[list[bytes], list[bytes]] = [], []
 
     def append(self, line: bytes) -> None:

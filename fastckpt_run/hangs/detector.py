@@ -270,7 +270,7 @@ class HangWatch:
             return ""
         if self._silences.is_again(hang.places, lines):
             return "not killed again, as those before them were when they hung there"
-        if hang.idle <= allowed.idle:  # who spins as over NCCL looks like one who computes
+        if hang.idle <= allowed.idle:  # a rank that spins, as over NCCL, looks like one that computes
             return "not killed, as these compute, or wait over NCCL: torch's own limit ends that"
         return ""
 

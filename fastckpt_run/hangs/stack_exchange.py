@@ -1,4 +1,4 @@
-"""Exchange of stacks among the agents of a job that hangs: that of the first node asks all, once, and groups them."""
+"""Exchange of stacks among the agents of a job that hangs: the first node's asks all, once, and groups them."""
 
 import contextlib
 import logging
@@ -128,7 +128,7 @@ class Collected:
 class StackExchange:
     """The part of one agent in the exchange.
 
-    The agent that finds that its workers hang asks that of the first node. That one asks all others, once for all who
+    The agent that finds that its workers hang asks the first node's. That one asks all others, once for all that
     come within `SHARED` seconds: for a job of n nodes there are 3 n questions, whoever finds the hang.
 
     Args:
@@ -202,7 +202,7 @@ class StackExchange:
             now, round = time.monotonic(), self._channel.round
             if self._last is not None:
                 of, began, ended, found = self._last
-                # Older than the silence that is asked about, they are those of another hang.
+                # Stacks from before the silence that is asked about are another hang's.
                 if of is round and now - ended < SHARED and now - silent < began:
                     return found
             found = self._collect(host, lately)
@@ -213,7 +213,7 @@ class StackExchange:
             self._askers.discard(sender)
 
     def _collect(self, host: str, lately: float) -> Body:
-        # 1. all nodes at once   2. those of another round are left out   3. groups   4. send these to all others
+        # 1. all nodes at once   2. answers of another round are left out   3. groups   4. send these to all others
         reports = self._reports(lately)
         if occupied := [report.host for report in reports.values() if report.is_occupied]:
             return {"occupied": occupied, "idle": 0.0, "groups": None}

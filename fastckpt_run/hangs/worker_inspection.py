@@ -1,4 +1,4 @@
-"""A close look at the workers of a node when the job hangs: states, processor time, stacks; shared by all who ask."""
+"""A close look at the workers of a node when the job hangs: states, processor time, stacks; shared by all callers."""
 
 import threading
 import time
@@ -135,7 +135,7 @@ class NodeWorkers:
         return self.is_alive(rank) and (speaker <= 0 or bool(state_of(speaker)))
 
     def kill(self, culprits: Sequence[int]) -> set[int]:
-        """Kill local ranks, or all if those do not die of it; the pids of those that ran."""
+        """Kill local ranks, or all if those do not die of it; return the pids of running ones."""
         killed: set[int] = set()
         for ranks in (culprits, self.pids):
             running = [self.pids[rank] for rank in ranks if self.is_alive(rank)]
@@ -152,7 +152,7 @@ class NodeWorkers:
         return killed
 
     def lines(self) -> dict[int, Telemetry]:
-        """The last telemetry of each worker since its start; that of an open checkpointer has priority."""
+        """The last telemetry of each worker since its start; an open checkpointer's has priority."""
         found: dict[int, Telemetry] = {}
         for directory in self.read().values():
             for rank, line in enumerate(directory):
@@ -203,7 +203,7 @@ class NodeWorkers:
         return max(idle, self._stillness.seconds(now, now - spoken, allowed, stacks))
 
     def inspect(self, lines: Lines, *, at_most: float) -> CloseLook:
-        """Look at all workers closely; who comes while another thread does waits for it, and has the same answer.
+        """Look at all workers closely; a call during another thread's waits for that, and has the same answer.
 
         Args:
             lines: Their telemetry.

@@ -44,7 +44,7 @@ class ConnectedStore:
 
 
 class Board:
-    """Messages under names that are those of one check.
+    """Messages under the names of one check.
 
     Args:
         store: Has them.

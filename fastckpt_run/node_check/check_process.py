@@ -110,7 +110,7 @@ class CheckProcess:
             child.wait(_END)
         code = child.returncode
         self._end()
-        # SIGKILL comes from outside: of the kernel, when there is no memory, or of somebody else.
+        # SIGKILL comes from outside: of the kernel, when there is no memory, or of another process.
         verdict = Verdict.PROBLEM if code is not None and code < 0 and code != -signal.SIGKILL else Verdict.UNKNOWN
         return CheckResult(name, verdict, f"its process died: {describe(code)}")
 

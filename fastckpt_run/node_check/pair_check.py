@@ -1,4 +1,4 @@
-"""Check of several nodes: in two rounds pairs of them exchange data, and the first one decides who is bad or slow.
+"""Check of several nodes: in two rounds pairs of them exchange data, and the first one decides which are bad or slow.
 
 The first node reads the message of each, and writes each its own answer: 3 messages there, and 3 back.
 """
@@ -38,11 +38,11 @@ _MARGIN = 10.0
 _FAREWELL = 5.0
 """Seconds that the first node waits for the others to have read the verdict."""
 _PAUSE = 0.1
-"""Seconds after which one who could not be served is followed by the next."""
+"""Seconds after which a peer that could not be served is followed by the next."""
 _NAMED = 8
 """Nodes that a message names at most."""
 _PENDING = 64
-"""Connections that prove at the same time who they are, at most; further ones are closed."""
+"""Connections that prove their identity at the same time, at most; further ones are closed."""
 
 
 class CheckGone(FastckptError):
@@ -57,7 +57,7 @@ class PairOutcome:
         result: That of this node.
         is_bad: True if it had no good exchange: a node that is only slow has a problem, but is not bad.
         bad: Ranks of the bad nodes; complete on the first node, else the first few.
-        slow: Ranks of the slow ones, likewise.
+        slow: Ranks of the slow ones; complete where ``bad`` is.
         hosts: The hosts of these, by rank.
         absent: Ranks of those that did not come.
     """
@@ -220,7 +220,7 @@ class PairCheck:
 
 
 class _Listener:
-    """Takes connections of other nodes, and hands each out to who waits for it."""
+    """Takes connections of other nodes, and hands each out to its waiting thread."""
 
     def __init__(self) -> None:
         self._socket = listen()

@@ -1,4 +1,4 @@
-"""Exchanges of nodes on which somebody runs `fastckpt check`: they meet in a store that the first one holds."""
+"""Exchanges of nodes on which a user runs `fastckpt check`: they meet in a store that the first one holds."""
 
 import socket
 import time
@@ -79,7 +79,7 @@ def _hold(host: str, port: int) -> TCPStore:
 def _connected(host: str, port: int, end: float) -> StoreConnection:
     """A connection to the store of the first node, which may come later; raises StoreLost."""
     while True:
-        # torch's client prints a stack for each attempt that fails: somebody has to listen first.
+        # torch's client prints a stack for each attempt that fails: the server has to listen first.
         with suppress(OSError), socket.create_connection((host, port), timeout=_PROBE):
             return StoreConnection(host, port)
         if time.monotonic() > end:

@@ -298,7 +298,7 @@ def _intervals(
     *,
     may_follow: bool,
 ) -> tuple[Intervals | None, str, Costs | None]:
-    """The intervals, who chose them, and the costs for which they are."""
+    """The intervals, their source, and the costs for which they are."""
     if step.value is None or snapshot.value is None or persist.value is None:
         return None, "unknown: they follow from seconds of a step, a snapshot and a persist", None
     saved = seen.profile.profile if seen.profile else None

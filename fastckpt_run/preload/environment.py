@@ -47,7 +47,7 @@ _read: set[str] = set()
 
 
 class _Recording(os._Environ):  # type: ignore[type-arg]
-    """os.environ that remembers the names of the variables that somebody asked for."""
+    """os.environ that remembers the names of variables that were read."""
 
     def __getitem__(self, key: str) -> str:
         _record(os.fsdecode(key))  # subprocess asks for b"PATH", too

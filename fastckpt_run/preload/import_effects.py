@@ -47,7 +47,7 @@ def variables() -> dict[str, str]:
 
 
 def read_ranks() -> None:
-    """Have modules that keep the rank read that of this process."""
+    """Have modules that keep the rank read this process's."""
     for name, rank in _RANKS.items():
         if (module := sys.modules.get(name)) is not None:
             module.rank_zero_only.rank = rank(module)

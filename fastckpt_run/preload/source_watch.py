@@ -25,7 +25,7 @@ def is_installed(place: Path) -> bool:
 
 
 def imported(*, besides: Collection[str]) -> set[Path]:
-    """The files of own modules that this process has imported, but for those of some packages."""
+    """The files of own modules that this process has imported, without some packages."""
     specs = [getattr(m, "__spec__", None) for name, m in list(sys.modules.items()) if name.split(".")[0] not in besides]
     files = {Path(s.origin) for s in specs if isinstance(s, ModuleSpec) and s.has_location and s.origin is not None}
     return {path for path in files if not is_installed(path) and not any(map(path.is_relative_to, _LIBRARY))}

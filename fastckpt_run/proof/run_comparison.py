@@ -67,9 +67,9 @@ class RunComparison:
 
     Attributes:
         values: Number of compared logged values.
-        repeats: Number of those that the other run has logged more than once.
+        repeats: Number of values that the other run has logged more than once.
         value: The first value that differs.
-        differing: Number of those that differ.
+        differing: Number of values that differ.
         same_input: True if another value of the step of the first difference was the same there, and differs later. It
             depends on the state, so that step's input was the same, and its update was not.
         steps: Steps of durable checkpoints that were compared.

@@ -52,7 +52,7 @@ class RunHistory:
     Attributes:
         starts: The processes of each rank, in order.
         directories: The checkpoint directories that it opened.
-        outside: One that is not below that of the run; empty if there is none.
+        outside: A directory that is not below the run's; empty if there is none.
     """
 
     starts: dict[int, list[WorkerStart]] = field(default_factory=lambda: defaultdict(list))

@@ -76,7 +76,7 @@ class Endpoints:
 
         Args:
             text: Hosts with or without ports, with commas in between.
-            is_here: Returns whether a name or an address is that of this host.
+            is_here: Returns whether a name or an address is this host's.
             is_host: Whether this process may hold the store; None to go by `is_here`.
             calls: Counter of the stores' calls.
         """
@@ -166,7 +166,7 @@ class Endpoints:
             threading.Thread(target=look, name="fastckpt-endpoint", daemon=True).start()
         found = dict[tuple[int, int], StoreConnection]()
         with suppress(queue.Empty):
-            for _ in places:  # one that accepts and does not answer delays those that do only for a moment
+            for _ in places:  # one that accepts and does not answer delays others only for a moment
                 rounds, number, connection = looks.queue.get(timeout=_HEARD if found else None)
                 if connection is not None:
                     found[-rounds, number] = connection
@@ -191,7 +191,7 @@ class Endpoints:
     def holds(self, connection: StoreConnection) -> bool:
         """Return whether this process holds the store of a connection; if not, it holds none any more."""
         if self.server is not None and not self.is_own(connection):
-            self.server = None  # who still uses it, sees that it has ended, and finds the other one
+            self.server = None  # its users see that it has ended, and find the other one
         return self.server is not None
 
     def is_own(self, connection: StoreConnection) -> bool:
@@ -208,7 +208,7 @@ class Endpoints:
 
     def _opened(self, number: int, place: tuple[str, int]) -> StoreConnection:
         """A connection to the store at a place; raises OSError or StoreLost if there is none."""
-        # torch's client prints a stack for each attempt that fails, so ask first whether somebody listens.
+        # torch's client prints a stack for each attempt that fails, so ask first whether a server listens.
         patience = _PROBE_OF_LOST if number == self._lost else _PROBE
         with closing(socket.create_connection(place, timeout=patience)):
             pass

@@ -152,7 +152,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             try:
                 info = self._take_part(self._connect(), deadline)
             except StoreLost as lost:
-                # As text: who keeps the record would keep the stores of all frames that the error came through.
+                # As text: a record of the error would keep the stores of all frames that it came through.
                 text = "the store of the rendezvous is lost (%s); looking for one at %s"
                 logger.warning(text, str(lost), self._endpoints)
                 self._alive.give_up()
@@ -247,7 +247,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
             records.end(self.round)
         self._alive.give_up()
         records.leave()
-        self._release()  # who is in there finds another one
+        self._release()  # nodes in there find another one
 
     def ask_before_a_verdict(self, answering: Callable[[Collection[str]], frozenset[str]]) -> None:
         """Have nodes with late signs of life asked for one: those that ``answering`` returns are there."""
@@ -280,7 +280,7 @@ class FastckptRendezvousHandler(RendezvousHandler):
         return True
 
     def _release(self) -> None:
-        """Let go of the stores that this node holds, after its own calls: torch prints those that are cut off."""
+        """Release the stores that this node holds, after its own calls: torch prints calls that are cut off."""
         if self._endpoints.server is not None:
             threads_end(0.5)
         self._master = self._endpoints.server = None
@@ -428,7 +428,7 @@ def create_handler(
     Args:
         parameters: The options, in torch's form.
         secret: The secret of the job, if the user gave one.
-        is_here: Returns whether a name or an address is that of this host.
+        is_here: Returns whether a name or an address is this host's.
         spares: Nodes that may wait, in addition to the most that take part.
         exclude_after: Failures of a host alone after which it is left out while one of them waits; 0 for any number.
         admission: Comparison of this node with the members of a job that it would join; None for none.

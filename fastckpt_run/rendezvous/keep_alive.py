@@ -36,7 +36,7 @@ class SignsOfLife:
         self._lock = threading.Lock()
 
     def observe(self, ids: Iterable[str], beats: Mapping[str, int]) -> frozenset[str]:
-        """See the newest signs of nodes; returns those that are silent."""
+        """See the newest signs of nodes; returns the silent ones."""
         now = time.monotonic()
         silent = set[str]()
         with self._lock:
@@ -68,7 +68,7 @@ class KeepAlive:
         signs: Signs of life of other nodes.
         rung: Set when there is something to read in the store.
         each_look: Called with the store and the round at each look at others' records there.
-        answering: Returns those of some nodes that are there, though they give no sign of life in the store: a
+        answering: Returns which of some nodes are there, though they give no sign of life in the store: a
             thread that is kept from running gives none.
     """
 
@@ -180,7 +180,7 @@ class KeepAlive:
     def isolated(self, ids: Iterable[str]) -> None:
         """Note that this node does not reach most others. If it does not reach the store either, its round ends.
 
-        Otherwise the store shows who is there; a link that is down for a moment ends no round.
+        Otherwise the store shows the present nodes; a link that is down for a moment ends no round.
         """
         with self._lock:
             self._unreached |= {id for id in ids if id in self._last.ranks and id != self._id}

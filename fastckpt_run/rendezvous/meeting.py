@@ -188,7 +188,7 @@ class Meeting:
             self._hooks.stay()
             rung = self._rung_within(self._pause(max(begin, self._came)) if decides else self._timing.interval)
             if rung:
-                self._looked = 0.0  # all came that may: who is gone has been reported
+                self._looked = 0.0  # all came that may: lost nodes have been reported
             if decides and not rung and time.monotonic() - self._looked < self._timing.interval:
                 continue
             now = records.last_round()
@@ -219,7 +219,7 @@ class Meeting:
         return report_at + NEXT_REPORT
 
     def _pause(self, since: float) -> float:
-        """Seconds until who decides looks again: nodes ring when all should be there, but some may be gone."""
+        """Seconds until the deciding node looks again: nodes ring when all should be there, but some may be gone."""
         pause = min(self._timing.interval, max(_POLL, (time.monotonic() - since) / 10))
         if self._fewest_since is not None:
             pause = min(pause, max(_POLL, self._fewest_since + self._limits.last_call - time.monotonic()))
@@ -239,7 +239,7 @@ class Meeting:
             return False
         # Who decides may be one that waits, and learn it from nobody else in this store.
         known = self._known_gone(last) & last.ranks.keys() if self._limits.spares else frozenset[str]()
-        if known:  # by each member else, so that who decides would read as many lines for each loss
+        if known:  # by each member else, so that the deciding node would read as many lines for each loss
             known -= records.gone(last).keys()
         records.report_gone(last, [*predecessors, *sorted(known)])
         records.end(last)
@@ -265,7 +265,7 @@ class Meeting:
         return True
 
     def _decide(self, last: Round) -> Round | None:
-        """Read who came; complete the round, and return it, if it need not wait any longer."""
+        """Read which nodes came; complete the round, and return it, if it need not wait any longer."""
         unread = [slot for slot in range(self._records.slots(last)) if slot not in self._nodes]
         for slot, node in zip(unread, self._records.all_joined(last, unread), strict=True):
             self._found(slot, node)
@@ -323,7 +323,7 @@ class Meeting:
         return out, present
 
     def _look(self, last: Round, came: Collection[str]) -> None:
-        """See who is silent, or reported gone, and which hosts are drained."""
+        """See which nodes are silent, or reported gone, and which hosts are drained."""
         self._looked = now = time.monotonic()
         ids = {*came, *last.ranks} - {self._me.id}
         silent = self._without_awaited(self._alive.silent(ids, self._records.beats(ids)), last, now)

@@ -1,4 +1,4 @@
-"""Membership of a round: who takes part, with which group rank, and when the round is complete. Pure functions."""
+"""Membership of a round: its nodes, their group ranks, and when the round is complete. Pure functions."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -246,11 +246,11 @@ def assign_ranks(last: Round, present: Sequence[Node], most: int) -> tuple[Node,
     placed = {ranks[node.id]: node for node in survivors}
     free = {rank: node for rank, node in enumerate(last.nodes) if rank not in placed}
     lost = [{*map(key, free.values())} - {""} for key in _KINSHIP]
-    # Stable: otherwise who came first.
+    # Stable: otherwise the first to come.
     newcomers.sort(key=lambda node: [key(node) not in had for key, had in zip(_KINSHIP, lost, strict=True)])
     newcomers = sorted(newcomers[: most - len(survivors)], key=lambda node: (node.domain, node.host, node.address))
     count = len(survivors) + len(newcomers)
-    # Who must move, moves to the lowest free rank; newcomers of a host get the rank that this host had.
+    # A node that must move gets the lowest free rank; newcomers of a host get the rank that this host had.
     placed = {rank: node for rank, node in placed.items() if rank < count}
     holes = [rank for rank in range(count) if rank not in placed]
     given = set[str]()

@@ -1,4 +1,4 @@
-"""Links between the nodes of a job: who does not reach whom, who leaves for that, and whom the job waits for."""
+"""Links between the nodes of a job: broken ones, nodes that leave for that, and nodes the job waits for."""
 
 import time
 import weakref
@@ -81,7 +81,7 @@ class NodeLinks:
             away = {rank for rank, node in enumerate(round.nodes) if node.host in out or node.id in gone}
             pairs = {frozenset(pair) for pair in unheard if away.isdisjoint(pair)}
             count, holder = Counter(rank for pair in pairs for rank in pair), records.holder()
-            # Who misses most others is at fault; of two alike the one of the lower rank stays, or who has the store.
+            # The node that misses most others is at fault; of two alike the lower rank stays, or the store's holder.
             for rank in sorted(count, key=lambda rank: (-count[rank], round.nodes[rank].id == holder, -rank)):
                 other = next(min(pair - {rank}) for pair in pairs if rank in pair)
                 with suppress(DrainRefused):

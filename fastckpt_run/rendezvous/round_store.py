@@ -34,7 +34,7 @@ class RoundStore:
 
     Attributes:
         connection: The connection for all calls but the wait for the bell.
-        secret: The secret of the job: the given one, or that of the store.
+        secret: The secret of the job: the given one, or the store's.
         closed: The last round, once this agent has read that no other follows; None before.
     """
 
@@ -198,7 +198,7 @@ class RoundStore:
         if found != record and not self.is_ended(round):
             self.connection.set(key, record)  # a stranger was there before, and was refused
         elif found != record:
-            return  # who was first has rung
+            return  # the first one has rung
         self.ring(node.id for node in round.nodes if node.id != self._id)
 
     def is_ended(self, round: Round) -> bool:
@@ -235,7 +235,7 @@ class RoundStore:
         return found
 
     def report(self, round: Round, what: str) -> None:
-        """Count this agent among those of a round of whom something is so: see `first_node`."""
+        """Count this agent among those of a round with the same finding: see `first_node`."""
         self.connection.add(self._key(round.name, what), 1)
 
     def reports(self, round: Round, what: str) -> int:
@@ -251,7 +251,7 @@ class RoundStore:
         return self._read(lambda record: str(record["by"]), "holder") or ""
 
     def refer(self, to: Mapping[str, Any]) -> None:
-        """Leave, for who waits in this store, where others meet: see `referrals`."""
+        """Leave the place where others meet for nodes that wait in this store: see `referrals`."""
         self._put(dict(to), "referral")
 
     def referral(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class RoundStore:
         self.connection.set_all([self._key("bell", id) for id in ids], _RING)
 
     def listen(self, rung: Callable[[], None]) -> None:
-        """Call ``rung`` in a thread of its own, each time that somebody rings, until the store is closed or lost."""
+        """Call ``rung`` in a thread of its own, each time that the bell rings, until the store is closed or lost."""
         if self._disagrees:
             logger.error(
                 coded(
@@ -309,7 +309,7 @@ class RoundStore:
         with suppress(StoreLost):
             while not self._has_left:
                 bell.wait(key)
-                # Deleted before anybody reads the news: who rings later, rings again.
+                # Deleted before anybody reads the news: a later ring sets it again.
                 bell.delete(key)
                 rung()
         rung()
@@ -375,7 +375,7 @@ class RoundStore:
             whole = self._with_nodes(last)
             if last.is_closed and self.closed is None:
                 self.closed = whole
-                with suppress(StoreLost):  # who holds the store may leave as soon as all have noted that
+                with suppress(StoreLost):  # the holder of the store may leave as soon as all have noted that
                     self._put({}, "end", self._id)
             return record, whole
         except (Refused, ValueError) as error:

@@ -170,7 +170,7 @@ _OF_RANKS: dict[str, Callable[[Event, str], str]] = {
     "first_step": lambda event, who: f"{who} completed a first step",
     "worker_failed": _failed,
 }
-"""Events that each rank has, with words that follow who it is."""
+"""Events that each rank has, with words that follow its name."""
 _WORDS: dict[str, Callable[[Event], str]] = {
     "job_started": lambda event: f"launch of {text(event, 'script') or 'a command'}",
     "rendezvous": lambda event: (
@@ -212,7 +212,7 @@ _WORDS: dict[str, Callable[[Event], str]] = {
     "superseded": lambda event: f"another job has taken over {text(event, 'place')}: {text(event, 'holder')}",
     "job_ended": lambda event: f"the launch has ended: {text(event, 'outcome')}",
 }
-"""Other events; those that are missing are shown with their fields."""
+"""Other events; missing ones are shown with their fields."""
 
 
 def _pids(event: Event) -> str:

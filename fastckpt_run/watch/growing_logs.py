@@ -78,7 +78,7 @@ def thinned(event: Event) -> Event:
 
 
 class LogReader:
-    """Reads all logs of a job: those of its checkpoint directory, and the lines of this launch from memory.
+    """Reads all logs of a job: its checkpoint directory's, and the lines of this launch from memory.
 
     Args:
         lines: Events of this launch so far; only ever grows.

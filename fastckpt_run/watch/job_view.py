@@ -1,4 +1,4 @@
-"""The view of a whole job now, made when somebody looks: its nodes, its report, its newest events."""
+"""The view of a whole job now, made at each look: its nodes, its report, its newest events."""
 
 import threading
 import time

@@ -64,7 +64,7 @@ class JobWatch:
         return self._newest if self._shown else self._collect()
 
     def look(self) -> None:
-        """Follow the events, and collect the values if somebody wants them now."""
+        """Follow the events, and collect the values if they are requested now."""
         with self._lock:
             self._job.take_events()
         now = time.monotonic()

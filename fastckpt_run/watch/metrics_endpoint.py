@@ -66,7 +66,7 @@ class _Collector(Collector):
         self._values = values
 
     def describe(self) -> Iterable[Family]:
-        """Return nothing: names are those of the table, and unique."""
+        """Return nothing: names are the table's, and unique."""
         return ()
 
     def collect(self) -> Iterator[Family]:

@@ -1,4 +1,4 @@
-"""File systems: which one a directory is on, and whether it keeps the guarantees of a checkpoint directory."""
+"""File systems: which one a directory is on, and whether it has the guarantees that checkpoints need."""
 
 import contextlib
 import errno

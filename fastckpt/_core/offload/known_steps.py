@@ -1,4 +1,4 @@
-"""Steps that were profiled, each with its plan, and which of them a forward turns out to be."""
+"""Profiled steps, each with its plan, and the match of a forward with them."""
 
 from dataclasses import dataclass
 

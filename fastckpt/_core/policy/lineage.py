@@ -20,7 +20,7 @@ HISTORIES = "histories"
 
 
 PASSED_OVER = "passed_over"
-"""The detail of a checkpoint that has those which its history, or one before, passed over: as history and step."""
+"""The detail of a checkpoint with the saves that its history, or one before, passed over: as history and step."""
 MOST = 64
 """Number of histories that a checkpoint names at most, the newest ones."""
 

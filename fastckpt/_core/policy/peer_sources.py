@@ -39,7 +39,7 @@ class NodeHolding(NamedTuple):
         alike: Whether the common files were equal on all nodes when they were last compared.
         wanted: True if it may be resumed, as far as this node knows.
         address: Address of its files; of files to be rebuilt, the addresses of all that take part, with commas.
-        common: The files that it holds of those that each node has of its own.
+        common: The files that it holds, of those that each node saves.
         ranks: The files of ranks that it holds, its own and others', by rank.
         parity: Files that it can help to rebuild: of several groups, if its node was in one after the other.
     """

@@ -60,7 +60,7 @@ class NodeImages:
     """Memory that one save takes on a node.
 
     Attributes:
-        images: Bytes of all images, which are those of their files.
+        images: Bytes of all images, as many as of their files.
         files: Their number.
         slot: Bytes of a slot with them: whole pages, and the slot's records.
         copies: Bytes of copies of other nodes' files, beside the slots.

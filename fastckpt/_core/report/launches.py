@@ -51,7 +51,7 @@ class FailureCause:
 
 @dataclass(frozen=True)
 class AwaitedRank:
-    """The rank of another node for which those of this one waited when the job hung.
+    """The rank of another node for which this one's ranks waited when the job hung.
 
     Attributes:
         rank: Its number; -1 if only hosts are known where it may be, since their agents gave no answer.

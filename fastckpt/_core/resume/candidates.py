@@ -239,7 +239,7 @@ class CandidateFinder:
         """Quarantine or give up bad and damaged checkpoints, and report that to the saver of each node.
 
         Args:
-            bad: Candidates, and those of their files that some rank found bad.
+            bad: Candidates, and their files that some rank found bad.
             damaged: Checkpoints that this rank saw to be damaged when it listed the tiers.
             threads: Number of files that are checked at once.
         """

@@ -45,7 +45,7 @@ def mark_seen(location: str, place: RankInfo) -> Seen | None:
 
 
 def check_shared(ranks: Agreement, location: str, place: RankInfo, seen: Sequence[Seen | None]) -> None:
-    """Raise ConfigError, in all ranks, if nodes see different marks; ``seen`` are those of each rank.
+    """Raise ConfigError, in all ranks, if nodes see different marks; ``seen`` are each rank's.
 
     They look twice: if several mark a store at once, the mark of the last one stays.
     """

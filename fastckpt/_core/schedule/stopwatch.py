@@ -57,7 +57,7 @@ class ProcessorTime:
 
 
 def _times() -> tuple[float, float]:
-    """Seconds of the cores that this process may use, and those of them in which they were used."""
+    """Seconds of the cores that this process may use, and the seconds in which they were used."""
     usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     total = idle = 0
     for name, *ticks in map(str.split, Path("/proc/stat").read_text().splitlines()):
@@ -140,7 +140,7 @@ class Stopwatch:
         durable = SaveId(*status.newest) if status.newest else None
         while self._under_way and durable is not None and self._under_way[0][0] <= durable:
             save, begun = self._under_way.popleft()
-            # Only the newest durable save has a time: of those that it overtook the saver does not report when.
+            # Only the newest durable save has a time: the saver reports none of saves that it overtook.
             if save == durable and status.since > begun and not self._troubled:
                 self.durations.append(status.since - begun)
         if not status.waiting:  # none is under way: those that are not durable now failed or were overtaken

@@ -43,7 +43,7 @@ class FilePlans:
     def plan(self, states: Mapping[str, Any]) -> tuple[dict[str, Plan], dict[str, int]]:
         """Plan a save; a state is a `Plan` itself if it was planned elsewhere. Raises NotLoadable.
 
-        Returns the plans, and the sizes of their images: those of the last save that fit, so that mappings are kept.
+        Returns the plans, and the sizes of their images: the last save's that fit, so that mappings are kept.
         """
         plans = {
             name: state if isinstance(state, Plan) else self._planner(name, state).plan(state)

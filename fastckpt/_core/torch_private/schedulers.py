@@ -6,7 +6,7 @@ from typing import Any
 
 
 def schedulers_within(scheduler: Any) -> Iterator[Any]:
-    """Yield a scheduler and those that it has: as SequentialLR and ChainedScheduler."""
+    """Yield a scheduler and its inner ones: as SequentialLR and ChainedScheduler have."""
     yield scheduler
     for each in getattr(scheduler, "_schedulers", ()):
         yield from schedulers_within(each)

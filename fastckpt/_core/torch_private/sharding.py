@@ -96,7 +96,7 @@ def flat_parameters(model: Module) -> list[tuple[str, tuple[int], tuple[int, ...
 def asks_rank_0(model: Module) -> bool:
     """Return whether torch would ask global rank 0, in a group without it, which parameters of FSDP1 have states.
 
-    It asks that of optimizers of flat parameters, all ranks of the group that shards the model.
+    It does so for optimizers of flat parameters, in all ranks of the group that shards the model.
     """
     modules = FullyShardedDataParallel.fsdp_modules(model)
     if not modules or modules[0]._use_orig_params or modules[0].sharding_strategy in _OF_TWO_GROUPS:

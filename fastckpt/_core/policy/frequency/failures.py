@@ -36,7 +36,7 @@ def mean_time_between(failures: int, seconds: float) -> float | None:
     It is the lower bound at `CONFIDENCE` for failures that come at random: if they came as often as that, so few would
     be seen once in five times. After one failure it is a third of the time observed, after 100 nine tenths of their
     average. Too short an estimate costs overhead, which is bounded; too long a one costs work. The quantile of
-    the Poisson distribution is taken from that of chi-square by Wilson and Hilferty (1931); it is within 1%.
+    the Poisson distribution is taken from chi-square's by Wilson and Hilferty (1931); it is within 1%.
 
     Args:
         failures: Their number.

@@ -1,1 +1,1 @@
-"""Runs in: pure. Hosts of a job: which of them is better left out."""
+"""Runs in: pure. Hosts of a job: the choice of ones to leave out."""

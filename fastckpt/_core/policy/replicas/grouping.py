@@ -90,7 +90,7 @@ def _spread(free: Sequence[ReplicaNode], size: int) -> list[list[str]]:
 
 
 def _join(groups: list[list[str]], left: Sequence[str], known: dict[str, ReplicaNode]) -> None:
-    """Add nodes that are too few for a group to groups, one to each: to that of a partner, else to one elsewhere."""
+    """Add nodes that are too few for a group to groups, one to each: to a partner's, else to one elsewhere."""
     has_room = deque(range(len(groups)))
     of = {id: number for number, group in enumerate(groups) for id in group}
     grown = set[int]()

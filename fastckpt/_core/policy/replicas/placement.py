@@ -21,7 +21,7 @@ class Placement:
     inside: Group
 
     def partners(self, id: str) -> Group:
-        """The nodes that hold something of this one, or it of them: those of its group."""
+        """The nodes of its group: they hold files of this one, or it holds files of them."""
         return tuple(sorted({*self.holders[id], *(other for other, held in self.holders.items() if id in held)}))
 
     def survives(self, lost: Collection[str]) -> bool:
