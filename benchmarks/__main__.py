@@ -24,10 +24,16 @@ COPIES = 4
 """States that a job needs at least: its own, and three slots."""
 
 
+def modules() -> dict[str, str]:
+    """The modules of the suite's benchmarks, by name."""
+    found = [each for each in pkgutil.walk_packages(suite.__path__, f"{suite.__name__}.") if not each.ispkg]
+    names = {each.name.rpartition(".")[2]: each.name for each in found}
+    return {name: names[name] for name in sorted(names) if not name.startswith("_")}
+
+
 def benchmarks() -> dict[str, Benchmark]:
     """All of the suite, by name."""
-    names = [module.name for module in pkgutil.iter_modules(suite.__path__) if not module.name.startswith("_")]
-    return {name: importlib.import_module(f"{suite.__name__}.{name}").BENCHMARK for name in names}
+    return {name: importlib.import_module(module).BENCHMARK for name, module in modules().items()}
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
@@ -85,9 +91,7 @@ def run(benchmark: Benchmark, options: argparse.Namespace) -> results.Run:
         first = number % len(present)
         for contender in present[first:] + present[:first]:
             begin = time.monotonic()
-            values = turn.take(
-                f"{suite.__name__}.{benchmark.name}", contender.name, done.gigabytes, options.quick, number
-            )
+            values = turn.take(modules()[benchmark.name], contender.name, done.gigabytes, options.quick, number)
             seconds = round(time.monotonic() - begin, 1)
             done.samples.append(
                 {"contender": contender.name, "round": number, "seconds": seconds, "values": _rounded(values)}

@@ -8,7 +8,7 @@ All words are those of the glossary; a word that it does not have is refused.
 import sys
 from pathlib import Path
 
-from benchmarks.drawing import Drawing, word
+from benchmarks.harness.drawing import Drawing, word
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/concepts.svg"

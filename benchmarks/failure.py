@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drawing import Drawing, word
+from benchmarks.harness.drawing import Drawing, word
 
 ROOT = Path(__file__).parents[1]
 LOG, PICTURE = ROOT / "docs/images/failure.jsonl", ROOT / "docs/images/failure.svg"

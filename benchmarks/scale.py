@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.drawing import Drawing
+from benchmarks.harness.drawing import Drawing
 from fastckpt._core.policy.frequency.intervals import Costs, Intervals, fit
 from fastckpt._core.policy.replicas.grouping import Group, ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import Placement, place

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from benchmarks.drawing import Drawing
+from benchmarks.harness.drawing import Drawing
 
 if TYPE_CHECKING:
     from benchmarks.harness.results import Run

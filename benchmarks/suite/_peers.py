@@ -1,7 +1,10 @@
 """Environments of peers whose packages clash with those of the project, and why a peer cannot run here."""
 
 import os
+import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness.machine import PEERS, peers
@@ -34,3 +37,18 @@ def missing(peer: str, probe: str = "") -> str:
 def launcher(peer: str, module: str = "torch.distributed.run") -> list[str]:
     """The command of a launcher in a peer's environment."""
     return [str(python_of(peer)), "-m", module]
+
+
+@contextmanager
+def cleared_up() -> Iterator[None]:
+    """Memory and sockets that DLRover has left behind meanwhile are removed."""
+    before = _left_by_dlrover()
+    try:
+        yield
+    finally:
+        for path in _left_by_dlrover() - before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _left_by_dlrover() -> set[Path]:
+    return {*Path("/dev/shm").glob("*ckpt_shm*"), *Path("/tmp/ckpt_sock").glob("*")}

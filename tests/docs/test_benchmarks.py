@@ -13,7 +13,7 @@ from benchmarks.__main__ import benchmarks
 from benchmarks.harness import page
 from benchmarks.harness.results import FOLDER, load
 from benchmarks.harness.turn import Turn, values_of
-from benchmarks.suite import device_save
+from benchmarks.suite.saves import device_save
 
 KNOWN = benchmarks()
 

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.harness.results import Run
-from benchmarks.suite._growth_points import AXES, Axis, quantity, words
-from benchmarks.suite._power_law import PowerLaw, fitted
+from benchmarks.suite.growth._growth_points import AXES, Axis, quantity, words
+from benchmarks.suite.growth._power_law import PowerLaw, fitted
 
 LIMITS = {"copy", "write"}
 """Contenders that costs are compared with."""

@@ -2,7 +2,7 @@
 
 import runpy
 
-from benchmarks.restart_launch import mend_for_dlrover
+from benchmarks.suite.restarts._restart_launch import mend_for_dlrover
 
 if __name__ == "__main__":
     mend_for_dlrover()

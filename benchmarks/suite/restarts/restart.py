@@ -1,18 +1,16 @@
-"""A restart after SIGKILL of one of two workers, until the first step of the resumed job, stage by stage.
-
-Its jobs are those of benchmarks/restart.py, which has more launchers; here they take turns with torchrun and the limit.
-"""
+"""A restart after SIGKILL of one of two workers, until the first step of the resumed job, stage by stage."""
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
 from benchmarks.harness.turn import Turn
-from benchmarks.restart import STAGES, Job, Restart, launchers, limit, restarts
+from benchmarks.suite import _peers
+from benchmarks.suite.restarts._restart_jobs import LAUNCHERS, STAGES, Job, Launcher, Restart, limit, restarts
 
 KILLS = 3
 REST = 8.0
@@ -23,41 +21,29 @@ CACHES = "TORCHINDUCTOR_CACHE_DIR"
 TINY, LARGE, COMPILED = "tiny", "1.5", "compiled"
 
 
-def job_of(turn: Turn, key: str, size: str, *script: str, name: str = "job", **environment: str) -> Job:
-    """A job under a launcher of benchmarks/restart.py."""
-    known = launchers(Path(), Path())[key]
-    known = replace(known, script=script, environment=known.environment | environment)
-    return Job(known, size, turn.folder / name, turn.shm)
-
-
-def kills(turn: Turn, key: str, size: str) -> list[Restart]:
-    """The restarts of one job."""
-    return checked(restarts(job_of(turn, key, size), 1 if turn.is_quick else KILLS, REST))
-
-
-def checked(found: Sequence[Restart | None]) -> list[Restart]:
-    """The restarts, none of which may have been lost."""
-    came_back = [each for each in found if each is not None]
-    if len(came_back) < len(found):
-        raise RuntimeError(f"a job did not come back: {len(came_back)} of {len(found)} restarts")
-    return came_back
+def kills(turn: Turn, name: str, size: str) -> list[Restart]:
+    """The restarts of one job under a launcher."""
+    job = Job(LAUNCHERS[name], size, turn.folder / "job", turn.shm)
+    return restarts(job, 1 if turn.is_quick else KILLS, REST)
 
 
 def values_of(found: Sequence[Restart]) -> Values:
     """Seconds in all, without the first step, and of each stage."""
     beyond = [sum(each.stages[stage] for stage in STAGES if stage != "first step") for each in found]
     stages = {stage.replace(" ", "_"): [each.stages[stage] for each in found] for stage in STAGES}
-    return {"kill_to_step": [each.seconds for each in found], "beyond_step": beyond, **stages}
+    afresh = [float(each.step == 0) for each in found]
+    return {"kill_to_step": [each.seconds for each in found], "beyond_step": beyond, "afresh": afresh, **stages}
 
 
-def measure(key: str, size: str, turn: Turn) -> Values:
+def measure(name: str, size: str, turn: Turn) -> Values:
     """Restarts under a launcher."""
-    return values_of(kills(turn, key, size))
+    with _peers.cleared_up():
+        return values_of(kills(turn, name, size))
 
 
 def copies(turn: Turn) -> Values:
     """Both workers copy the state at once into fresh memory: nobody resumes without that."""
-    return {"copy": limit(LARGE, KILLS)[0]}
+    return {"copy": limit(LARGE, KILLS)}
 
 
 def compiled(turn: Turn) -> Values:
@@ -68,8 +54,14 @@ def compiled(turn: Turn) -> Values:
     folder = os.environ.get(CACHES, str(turn.folder / "inductor"))
     caches = {CACHES: folder, "TMPDIR": folder}  # inductor keeps precompiled headers where temporary files are
     Path(folder).mkdir(parents=True, exist_ok=True)
-    fresh = [started(job_of(turn, "plain", COMPILED, "--compile", name=f"fresh-{n}", **caches)) for n in range(3)][1:]
-    found = checked(restarts(job_of(turn, "preload", COMPILED, "--compile", **caches), KILLS, REST))
+
+    def job(launcher: Launcher, name: str) -> Job:
+        launcher = replace(launcher, environment=launcher.environment | caches)
+        return Job(launcher, COMPILED, turn.folder / name, turn.shm, "--compile")
+
+    plain = Launcher("torch.distributed.run", "torch")
+    fresh = [started(job(plain, f"fresh-{number}")) for number in range(3)][1:]
+    found = restarts(job(LAUNCHERS["fastckpt"], "job"), KILLS, REST)
     beyond = [each.seconds - statistics.median(fresh) for each in found]
     return values_of(found) | {"fresh_process": fresh, "beyond_fresh": beyond}
 
@@ -91,24 +83,41 @@ def stages(contender: str) -> list[Figure]:
     ]
 
 
+SIZES = {TINY: "tiny", LARGE: "1.5 GB"}
+TITLES = {"torchrun": "torchrun + torch.save"}
+
+
+def contender(name: str, size: str) -> Contender:
+    """A launcher at a size, in the environment of a peer if it needs one."""
+    peer = LAUNCHERS[name].peer
+    missing: Callable[[], str] = partial(_peers.missing, peer) if peer else str
+    quick = (name, size) == ("fastckpt", TINY)
+    return Contender(f"{TITLES.get(name, name)}, {SIZES[size]}", partial(measure, name, size), missing, quick)
+
+
+def others(size: str) -> list[Figure]:
+    """A row for each launcher but ours and torchrun."""
+    shown = [name for name in LAUNCHERS if name not in ("fastckpt", "torchrun")]
+    return [Figure(f"{SIZES[size]}: {name}", f"{name}, {SIZES[size]}.kill_to_step") for name in shown]
+
+
 BENCHMARK = Benchmark(
     name="restart",
     question="How long is it from the kill of one of two workers to the first step of the resumed job?",
     work="GPT-2 with AdamW under DDP, 10 MB (tiny) and 1.5 GB, saved every second step. SIGKILL comes at a random "
     f"instant, {KILLS} times for each row.",
     contenders=[
-        Contender("fastckpt, tiny", partial(measure, "preload", TINY)),
-        Contender("torchrun + torch.save, tiny", partial(measure, "torchrun", TINY), quick=False),
-        Contender("fastckpt, 1.5 GB", partial(measure, "preload", LARGE), quick=False),
-        Contender("torchrun + torch.save, 1.5 GB", partial(measure, "torchrun", LARGE), quick=False),
+        *(contender(name, size) for size in SIZES for name in LAUNCHERS),
         Contender("a copy of the state", copies, quick=False),
         Contender("fastckpt, compiled", compiled, quick=False),
     ],
     figures=[
         Figure("tiny: kill to first step", "fastckpt, tiny.kill_to_step", goal=Goal("at most", 0.15)),
         Figure("tiny: torchrun + torch.save", "torchrun + torch.save, tiny.kill_to_step"),
+        *others(TINY),
         Figure("1.5 GB: kill to first step", "fastckpt, 1.5 GB.kill_to_step"),
         Figure("1.5 GB: torchrun + torch.save", "torchrun + torch.save, 1.5 GB.kill_to_step"),
+        *others(LARGE),
         Figure(
             "1.5 GB: a copy of the state by both workers at once, the limit", "a copy of the state.copy", is_detail=True
         ),

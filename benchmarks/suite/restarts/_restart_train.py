@@ -1,4 +1,4 @@
-"""The training that benchmarks/restart.py kills: the example's GPT-2 under DDP; one of several savers keeps its state.
+"""The training that the benchmark restart kills: the example's GPT-2 under DDP; one of several savers keeps its state.
 
 Each rank appends a line of JSON to ``<out>/stamps.<rank>`` at the end of each stage of its start, and for each step.
 """
@@ -13,7 +13,6 @@ import contextlib
 import importlib
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from examples.gpt2.model import GPT, GPTConfig
 
 SHAPES = {
@@ -90,24 +88,7 @@ class DLRover:
         return True
 
 
-class Nothing:
-    """Keeps no state."""
-
-    def __init__(self, folder: Path) -> None: ...
-
-    def load(self) -> State:
-        return {}
-
-    def save(self, step: int, state: State) -> bool:
-        return False
-
-
-SAVERS: dict[str, Callable[[Path], Any]] = {
-    "torch": TorchSave,
-    "fastckpt": Fastckpt,
-    "dlrover": DLRover,
-    "none": Nothing,
-}
+SAVERS: dict[str, Callable[[Path], Any]] = {"torch": TorchSave, "fastckpt": Fastckpt, "dlrover": DLRover}
 
 MODULES = {"fastckpt": "fastckpt.ddp", "dlrover": "dlrover.trainer.torch.flash_checkpoint.ddp"}
 """Imports of a saver; a part of the start, not of the load."""
@@ -136,20 +117,8 @@ class Stamps:
 Training = tuple[GPT, DistributedDataParallel, torch.optim.Optimizer]
 
 
-def build_as_usual(shape: GPTConfig, loaded: State) -> Training:
-    """The model and what trains it, as most scripts make them: weights are drawn and sent, then replaced."""
-    torch.manual_seed(0)
-    model = GPT(shape)
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameter_groups(0.1), 1e-4, fused=True)
-    if loaded:
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
-    return model, ddp, optimizer
-
-
 def build(shape: GPTConfig, loaded: State) -> Training:
-    """The same as torch recommends it for a state that is there already.
+    """The model and what trains it, as torch recommends it for a state that is there already.
 
     Weights that would be replaced are neither drawn, nor copied, nor sent to the other ranks, which have the same.
     """
@@ -171,7 +140,7 @@ def train(args: argparse.Namespace, stamp: Stamps) -> None:
     loaded = saver.load()
     step = loaded.get("step", 0)
     stamp("load", step=step)
-    model, ddp, optimizer = (build_as_usual if args.usual else build)(shape, loaded)
+    model, ddp, optimizer = build(shape, loaded)
     del loaded
     if args.compile:
         ddp = torch.compile(ddp)
@@ -204,7 +173,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--save-every", type=int, default=2)
-    parser.add_argument("--usual", action="store_true", help="build the model as most scripts do")
     parser.add_argument("--compile", action="store_true", help="train what torch.compile makes of the model")
     args = parser.parse_args()
     stamp = Stamps(args.out, int(os.environ["RANK"]))

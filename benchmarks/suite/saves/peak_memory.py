@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
 from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Record, Turn, record
-from benchmarks.suite._memory import Sample, Sampler
 from benchmarks.suite._states import tensors
 from benchmarks.suite._training import Training
 from benchmarks.suite._ways import WAYS, Saving, Way
+from benchmarks.suite.saves._memory import Sample, Sampler
 
 if TYPE_CHECKING:
     from benchmarks.harness.results import Run

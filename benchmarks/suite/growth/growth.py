@@ -15,10 +15,10 @@ import psutil
 
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
 from benchmarks.harness.turn import Record, Turn, values_of
-from benchmarks.suite import _growth_jobs as jobs
-from benchmarks.suite._growth_points import AXES, Axis, quantity
-from benchmarks.suite._growth_table import LIMITS, tabled
-from benchmarks.suite._power_law import fitted
+from benchmarks.suite.growth import _growth_jobs as jobs
+from benchmarks.suite.growth._growth_points import AXES, Axis, quantity
+from benchmarks.suite.growth._growth_table import LIMITS, tabled
+from benchmarks.suite.growth._power_law import fitted
 
 SLOTS_AND_MORE = 4.6
 """Times the state's size: it, three slots, and what the job needs besides."""

@@ -1,6 +1,6 @@
 """Run a launcher built on torch's elastic agent, and stamp when it notices a death and when it starts workers.
 
-    python benchmarks/restart_launch.py STAMPS MODULE [ARGUMENT ...]
+    python _restart_launch.py STAMPS MODULE [ARGUMENT ...]
 
 Any of them calls `PContext.close` when a worker has failed, and `start_processes` once a rendezvous is over.
 """

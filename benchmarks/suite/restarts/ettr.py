@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.drawing import Drawing
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
+from benchmarks.harness.drawing import Drawing
 from benchmarks.harness.results import Run
 from benchmarks.harness.turn import ROOT, Turn
 

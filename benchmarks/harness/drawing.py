@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-GLOSSARY = Path(__file__).parents[1] / "docs/glossary.md"
+GLOSSARY = Path(__file__).parents[2] / "docs/glossary.md"
 LABEL = 15
 """The height of a label of a line."""
 STYLE = """

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import statistics
 import time
 import warnings
@@ -15,16 +14,16 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from benchmarks.drawing import Drawing
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Values
+from benchmarks.harness.drawing import Drawing
 from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Turn, record, values_of
 from benchmarks.suite import _peers
 from benchmarks.suite._limits import bare_write, seconds, warm_copies
-from benchmarks.suite._memory import files_of
 from benchmarks.suite._states import storages, tensors
 from benchmarks.suite._training import Training
 from benchmarks.suite._ways import WAYS, Saving, Way
+from benchmarks.suite.saves._memory import files_of
 
 if TYPE_CHECKING:
     from benchmarks.harness.results import Run
@@ -140,20 +139,10 @@ def save_beside_training(turn: Turn, name: str, root: int) -> None:
 
 def measure(turn: Turn, *, name: str, launcher: str | Sequence[str]) -> Values:
     """A job of one worker that saves in one way."""
-    left = _left_by_dlrover if name.startswith("DLRover") else set[Path]
-    before = left()
-    try:
+    with _peers.cleared_up():
         records = turn.job(save_beside_training, name, os.getpid(), launcher=launcher)
-    finally:
-        for path in left() - before:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
     keys = ["plain", "consistent", *KINDS, *(f"first {kind}" for kind in KINDS)]
     return {key: values for key in keys if (values := values_of(records, key))}
-
-
-def _left_by_dlrover() -> set[Path]:
-    """Memory and sockets that it leaves behind at each exit."""
-    return {*Path("/dev/shm").glob("*ckpt_shm*"), *Path("/tmp/ckpt_sock").glob("*")}
 
 
 def limits(turn: Turn) -> Values:
@@ -171,7 +160,7 @@ def limits(turn: Turn) -> Values:
 
 def contender(name: str, *, peer: str = "") -> Contender:
     """A way of `WAYS`, in the environment of a peer if it needs one."""
-    module = "benchmarks.suite._dlrover_run" if peer == "dlrover" else "torch.distributed.run"
+    module = "benchmarks.suite.saves._dlrover_run" if peer == "dlrover" else "torch.distributed.run"
     launcher: str | Sequence[str] = _peers.launcher(peer, module) if peer else module
     if name.startswith("fastckpt"):
         launcher = "fastckpt_run"

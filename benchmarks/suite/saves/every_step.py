@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.drawing import Drawing
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Goal, Values
+from benchmarks.harness.drawing import Drawing
 from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Turn, record, values_of
 from benchmarks.suite._limits import copy, torch_threads, warm_memory

@@ -1,0 +1,1 @@
+"""Costs as things grow."""

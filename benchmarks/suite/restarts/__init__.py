@@ -1,0 +1,1 @@
+"""Costs of failures: restarts, resumes, and the useful part of the time."""
