@@ -130,7 +130,7 @@ peer-%: $(READY)
 		> $$($(PEERS)/$*/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
 	$(PEERS)/$*/bin/python -m pip install --quiet -c constraints.txt $(PEER_NEEDS_$*)
 
-bench-quick: $(READY)  ## all of them in five minutes, small and once
+bench-quick: $(READY)  ## all of them, small and once
 	$(BIN)/python -m benchmarks --quick $(NAME)
 
 format: $(FRAMEWORKS)  ## format the code

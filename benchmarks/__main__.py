@@ -41,7 +41,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; all, if none is given")
     parser.add_argument("--list", action="store_true", help="list them with their questions")
     parser.add_argument("--page", action="store_true", help="write tables and pictures from what is recorded")
-    parser.add_argument("--quick", action="store_true", help="one round, small states: five minutes for all")
+    parser.add_argument("--quick", action="store_true", help="one round, small states")
     parser.add_argument("--only", default="", metavar="TEXT", help="contenders whose names contain it")
     parser.add_argument("--rounds", type=int, help="how often each contender has its turn")
     parser.add_argument("--gigabytes", type=float, help="size of the state")

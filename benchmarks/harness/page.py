@@ -117,7 +117,7 @@ def section(benchmark: Benchmark, runs: Sequence[Run], *, details: bool = False)
             parts.append("Not run: " + "; ".join(f"{name} ({reason})" for name, reason in missing.items()) + ".")
         parts.append(_conditions(benchmark, runs[-1], details=details))
     else:
-        parts.append("Not recorded yet.")
+        parts.append(f"`python -m benchmarks {benchmark.name}`: not recorded yet.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,101 +7,18 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from benchmarks.suite._peer_ways import DLRover, DLRoverDisk, NvrxAsync, NvrxLocal, Orbax, Torchsnapshot
 from benchmarks.suite._states import tensors
 from benchmarks.suite._training import Training
-
-State = dict[str, Any]
-Wait = Callable[[], object]
-LIMIT = 120.0
-"""Seconds that a save may take until it is durable."""
-
-
-def nothing() -> None:
-    """Wait for nothing."""
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A save that is under way.
-
-    Attributes:
-        durable: Returns once the way calls it saved on storage; None if it goes to memory alone.
-        staged: Returns once training may change the state.
-    """
-
-    durable: Wait | None = None
-    staged: Wait = nothing
-
-
-class Way:
-    """A way to save; constructed before the first step that counts."""
-
-    def __init__(self, training: Training, folder: Path) -> None:
-        self.training, self.folder = training, folder
-        self.open()
-
-    def open(self) -> None:
-        """Make what is kept between saves."""
-
-    def ready(self) -> None:
-        """Have memory made before the first save, for those that can."""
-
-    def save(self, step: int) -> Saving:
-        """Begin a save; training goes on when this returns."""
-        raise NotImplementedError
-
-    def load(self, step: int) -> list[torch.Tensor]:
-        """The tensors of what was saved last, in the order of the state's."""
-        raise NotImplementedError
-
-    def remove(self, step: int) -> None:
-        """Delete what a step has left on storage."""
-        for path in self.folder.glob(f"*{step:04}*"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-
-    def close(self) -> None:
-        """Give back what is kept between saves."""
-
-    def path(self, step: int) -> Path:
-        """Return the path of the file or folder of a step."""
-        return self.folder / f"{step:04}"
-
-    def blank(self) -> State:
-        """A state of the same structure, with other values."""
-        return blank(self.training.state())
-
-
-def blank(node: Any) -> Any:
-    """The same structure with tensors of -1."""
-    if isinstance(node, torch.Tensor):
-        return torch.full_like(node, -1)
-    if isinstance(node, dict):
-        return {key: blank(value) for key, value in node.items()}
-    return [blank(value) for value in node] if isinstance(node, list | tuple) else node
-
-
-def appears(path: Path, text: str) -> None:
-    """Wait until a file has this text."""
-    deadline = time.monotonic() + LIMIT
-    while not path.exists() or path.read_text().strip() != text:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path.name} does not say {text} after {LIMIT} s")
-        time.sleep(0.005)
+from benchmarks.suite._way import Saving, Way, appears, nothing
 
 
 class Fastckpt(Way):
@@ -196,7 +113,8 @@ class Dcp(Way):
     """dcp.save with plans cached from save to save."""
 
     def open(self) -> None:
-        dist.init_process_group("gloo")
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
 
     def save(self, step: int) -> Saving:
         dcp.save(self.training.state(), checkpoint_id=self.path(step), planner=self.planner())
@@ -224,6 +142,7 @@ class DcpAsync(Dcp):
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
         super().open()
+        self._group = dist.new_group(backend="gloo")  # its collectives must not mix with those of training
         pinned = torch.accelerator.is_available()
         options = StagingOptions(pinned, self.shared, self.overlaps, pinned)
         self._stager = DefaultStager(options) if self.kept else None
@@ -237,6 +156,7 @@ class DcpAsync(Dcp):
             async_checkpointer_type=AsyncCheckpointerType.PROCESS if self.process else AsyncCheckpointerType.THREAD,
             async_stager=self._stager,
             planner=self.planner(),
+            process_group=self._group,
         )
         if isinstance(response, AsyncSaveResponse):
             return Saving(response.upload_completion.result, response.staging_completion.result)
@@ -264,124 +184,6 @@ class DcpAsyncOverlapped(DcpAsyncProcess):
     """The same, staged during the next forward and backward."""
 
     overlaps = True
-
-
-class Torchsnapshot(Way):
-    """Snapshot.async_take; without batching it is faster, but what it writes is torn by the optimizer's next step."""
-
-    def save(self, step: int) -> Saving:
-        from torchsnapshot import Snapshot, StateDict
-
-        app = {"state": StateDict(**self.training.state())}
-        return Saving(Snapshot.async_take(str(self.path(step)), app).wait)
-
-    def load(self, step: int) -> list[torch.Tensor]:
-        from torchsnapshot import Snapshot, StateDict
-
-        app = {"state": StateDict(**self.blank())}
-        Snapshot(str(self.path(step))).restore(app)
-        return tensors(app["state"].state_dict())
-
-
-class DLRover(Way):
-    """Flash Checkpoint of DLRover under its dlrover-run."""
-
-    place = "MEMORY"
-
-    def open(self) -> None:
-        from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer, StorageType
-
-        dist.init_process_group("gloo")
-        self._checkpointer = DdpCheckpointer(str(self.folder))
-        self._type = StorageType[self.place]
-
-    def save(self, step: int) -> Saving:
-        self._checkpointer.save_checkpoint(step, self.training.state(), storage_type=self._type)
-        tracker = self.folder / "dlrover_latest.txt"
-        return Saving((lambda: appears(tracker, str(step))) if self.place == "DISK" else None)
-
-    def load(self, step: int) -> list[torch.Tensor]:
-        if self.place == "MEMORY":
-            return tensors(self._checkpointer.load_checkpoint())
-        return tensors(torch.load(self.folder / f"{step}/rank_0.pt"))
-
-    def remove(self, step: int) -> None:
-        shutil.rmtree(self.folder / str(step), ignore_errors=True)
-
-    def close(self) -> None:
-        dist.destroy_process_group()
-
-
-class DLRoverDisk(DLRover):
-    """The same, to memory and then to storage."""
-
-    place = "DISK"
-
-
-class NvrxAsync(Way):
-    """TorchAsyncCheckpoint with its persistent process."""
-
-    def open(self) -> None:
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
-
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        self._saver = TorchAsyncCheckpoint(persistent_queue=True)
-
-    def save(self, step: int) -> Saving:
-        self._saver.async_save(self.training.state(), self.path(step))
-        return Saving(lambda: self._saver.finalize_async_save(blocking=True))
-
-    def load(self, step: int) -> list[torch.Tensor]:
-        return tensors(torch.load(self.path(step)))
-
-    def close(self) -> None:
-        self._saver.finalize_async_save(terminate=True)
-        dist.destroy_process_group()
-
-
-class NvrxLocal(Way):
-    """LocalCheckpointManager, without replication."""
-
-    def open(self) -> None:
-        from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
-
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        self._manager = LocalCheckpointManager(self.folder)
-
-    def save(self, step: int) -> Saving:
-        from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
-
-        self._manager.save(BasicTensorAwareStateDict(self.training.state()), step, is_async=False)
-        return Saving(nothing)
-
-    def load(self, step: int) -> list[torch.Tensor]:
-        found, _ = self._manager.load()
-        return list(found.tensors)
-
-
-class Orbax(Way):
-    """save_async of NumPy's views of the tensors, since Orbax knows those of JAX and NumPy only."""
-
-    def open(self) -> None:
-        from orbax.checkpoint.experimental import v1
-
-        self._context = v1.Context()
-        saving = self._context.array.saving
-        saving.use_ocdbt, saving.use_zarr3, saving.use_compression = True, True, False
-
-    def save(self, step: int) -> Saving:
-        from orbax.checkpoint.experimental import v1
-
-        views = {f"{i:05}": each.detach().numpy() for i, each in enumerate(tensors(self.training.state()))}
-        with self._context:
-            return Saving(v1.save_async(self.path(step), views).result)
-
-    def load(self, step: int) -> list[torch.Tensor]:
-        from orbax.checkpoint.experimental import v1
-
-        with self._context:
-            found = v1.load(self.path(step))
-        return [torch.from_numpy(found[key]) for key in sorted(found)]
 
 
 WAYS: dict[str, type[Way]] = {

@@ -15,7 +15,8 @@ from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Record, Turn, record
 from benchmarks.suite._states import tensors
 from benchmarks.suite._training import Training
-from benchmarks.suite._ways import WAYS, Saving, Way
+from benchmarks.suite._way import Saving, Way
+from benchmarks.suite._ways import WAYS
 from benchmarks.suite.saves._memory import Sample, Sampler
 
 if TYPE_CHECKING:

@@ -16,14 +16,15 @@ import torch
 
 from benchmarks.harness.benchmark import Benchmark, Contender, Figure, Values
 from benchmarks.harness.drawing import Drawing
-from benchmarks.harness.page import shown
 from benchmarks.harness.turn import Turn, record, values_of
 from benchmarks.suite import _peers
 from benchmarks.suite._limits import bare_write, seconds, warm_copies
 from benchmarks.suite._states import storages, tensors
 from benchmarks.suite._training import Training
-from benchmarks.suite._ways import WAYS, Saving, Way
+from benchmarks.suite._way import Saving, Way
+from benchmarks.suite._ways import WAYS
 from benchmarks.suite.saves._memory import files_of
+from benchmarks.suite.saves._ways_table import LIMITS, tabled
 
 if TYPE_CHECKING:
     from benchmarks.harness.results import Run
@@ -172,7 +173,6 @@ def contender(name: str, *, peer: str = "") -> Contender:
 
 PEERS = {"torchsnapshot": "torchsnapshot", "DLRover": "dlrover", "nvidia": "nvrx", "Orbax": "orbax"}
 QUICK = {"fastckpt MEMORY, overlapped", "torch.save", "dcp.async_save, process, shared-memory staging"}
-LIMITS = "limits"
 CONTENDERS = [
     Contender(LIMITS, limits),
     *(
@@ -183,11 +183,8 @@ CONTENDERS = [
 
 
 def table(runs: Sequence["Run"]) -> str:
-    """A row for each way: the two newest runs, and the ratio of the newest to its limit."""
-    newest = [*reversed(runs[-2:])]
-    columns = ["way", "blocked, s", "blocked / warm copy", "durable, s", "durable / bare write"]
-    rows = [_row(newest, name) for name in WAYS if name not in newest[0].missing]
-    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *rows]
+    """The ways, and those that were not consistent."""
+    newest = runs[-2:]
     verdicts = [(name, value) for run in newest for name in WAYS for value in run.values(f"{name}.consistent")]
     torn = dict.fromkeys(name for name, value in verdicts if not value)
     what = (
@@ -195,17 +192,7 @@ def table(runs: Sequence["Run"]) -> str:
         if torn
         else "All are consistent: what is loaded is the state bit for bit."
     )
-    return "\n".join([*lines, "", what])
-
-
-def _row(runs: Sequence["Run"], name: str) -> str:
-    cells = [name]
-    for what, limit in (("blocked", "copy"), ("durable", "write")):
-        ours, theirs = runs[0].values(f"{name}.{what}"), runs[0].values(f"{LIMITS}.{limit}")
-        medians = [shown(statistics.median(found)) for run in runs if (found := run.values(f"{name}.{what}"))]
-        cells.append(", ".join(medians) or "-")
-        cells.append(f"{statistics.median(ours) / statistics.median(theirs):.2f}" if ours and theirs else "-")
-    return f"| {' | '.join(cells)} |"
+    return f"{tabled(runs, WAYS)}\n\n{what}"
 
 
 def picture(run: "Run") -> Drawing:
