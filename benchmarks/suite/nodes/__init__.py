@@ -1,0 +1,1 @@
+"""Costs of jobs on several hosts, real ones or simulated."""
