@@ -1,6 +1,6 @@
-"""Pictures of docs/concepts.md: made by scripts, from the log of a real failure and recorded figures."""
+"""Pictures of docs/concepts.md: made by scripts, from the log of a real failure."""
 
-from benchmarks import concepts, failure, scale
+from docs_site.pictures import concepts, failure
 
 ROOT = failure.ROOT
 
@@ -8,7 +8,6 @@ ROOT = failure.ROOT
 def test_the_picture_of_the_failure_is_drawn_from_its_recorded_log():
     assert failure.draw(failure.load()) == failure.PICTURE.read_text()
     assert concepts.draw() == concepts.PICTURE.read_text()
-    assert scale.draw(scale.load()) == scale.PICTURE.read_text()
 
 
 def test_the_page_has_the_times_of_the_recorded_log():

@@ -1,4 +1,4 @@
-"""The training whose failure benchmarks/failure.py draws: two ranks, of which one kills itself once.
+"""The training whose failure docs_site/pictures/failure.py draws: two ranks, of which one kills itself once.
 
 It appends the instant of its death to the event log, where nobody else can know it.
 """

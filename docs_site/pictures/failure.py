@@ -1,9 +1,9 @@
 """Draws one failure from the event log of a real job: a worker is killed, the others restart with it from memory.
 
-    python -m benchmarks.failure             # draw docs/images/failure.svg from the recorded log
-    python -m benchmarks.failure --record    # run the job (two workers, ten seconds), record its log, draw it
+    python -m docs_site.pictures.failure             # draw docs/images/failure.svg from the recorded log
+    python -m docs_site.pictures.failure --record    # run the job (two workers, ten seconds), record its log, draw it
 
-The job is benchmarks/failure_train.py. Names of the host and of directories are replaced in the record.
+The job is failure_train.py. Names of the host and of directories are replaced in the record.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness.drawing import Drawing, word
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOG, PICTURE = ROOT / "docs/images/failure.jsonl", ROOT / "docs/images/failure.svg"
 SHAPE = ("--width", "512", "--layers", "16")
 LEFT, WIDTH, LANE, TOP = 96, 880, 38, 40
@@ -33,7 +33,7 @@ def record() -> None:
     """Run the job, and keep what its log says of the failure."""
     with tempfile.TemporaryDirectory(prefix="fastckpt-failure-") as made:
         folder = Path(made)
-        log, job = folder / "log.jsonl", ROOT / "benchmarks/failure_train.py"
+        log, job = folder / "log.jsonl", Path(__file__).with_name("failure_train.py")
         command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
         command += ["--fast-events", str(log), str(job), "--checkpoints", str(folder / "run"), "--record", str(log)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

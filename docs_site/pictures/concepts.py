@@ -1,6 +1,6 @@
 """Draws where a checkpoint is: the processes of a node, the tiers, and the ways between them.
 
-    python -m benchmarks.concepts    # writes docs/images/concepts.svg
+    python -m docs_site.pictures.concepts    # writes docs/images/concepts.svg
 
 All words are those of the glossary; a word that it does not have is refused.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.harness.drawing import Drawing, word
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs/images/concepts.svg"
 
 

@@ -1,38 +1,21 @@
-"""The useful part of a large job's time by scheme of copies: a simulation that runs the product's own rules.
-
-    python benchmarks/scale.py [--gpus 8 128 1024 4096 16384] [--days 60] [--runs 8] [--record]
-    python benchmarks/scale.py --part messages [--nodes 4 16] [--saves 10] [--to 1024]
+"""A large job under a scheme of copies, simulated by the product's own rules.
 
 A job trains on nodes of 16 GPUs for so many days. Failures of hosts, links and processes arrive at random; each costs a
 restart, the work since the newest save that is left, and, without a spare, the time until another host is there, or the
 link. Which node holds whose copies (`place`, `grouped`), how often is saved (`fit`), who is to blame
 (`collect_faults`), is left out (`leave_out`) and takes which rank (`assign_ranks`) are the product's own functions;
-all else is in `Assumed`, each with its source. With --record the figures are written beside the picture.
-With --part messages the messages of agents are simulated, and compared with real ones (benchmarks/messages.py).
+all else is in `Assumed`, each with its source.
 """
 
-import argparse
-import json
 import random
-import statistics
-import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from math import ceil, inf, log, sqrt
-from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.harness.drawing import Drawing
 from fastckpt._core.policy.frequency.intervals import Costs, Intervals, fit
 from fastckpt._core.policy.replicas.grouping import Group, ReplicaNode, grouped
 from fastckpt._core.policy.replicas.placement import Placement, place
 from fastckpt_run.rendezvous.membership import Node, NodeLimits, Round, assign_ranks, collect_faults, leave_out
 
-ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs/images/scale.svg"
-RESULTS = ROOT / "docs/images/scale.jsonl"
 GPUS = 16
 """GPUs of a node."""
 DAY = 86400.0
@@ -346,100 +329,3 @@ def _intervals(scheme: Scheme, assumed: Assumed, persist: float, nodes: int) -> 
         steps = ceil(sqrt(2 * persist * between) / assumed.iteration)  # J. W. Young, CACM 17(9), 1974
         return Intervals(steps, steps)
     return fit(Costs(assumed.iteration, assumed.snapshot, 0.0, persist), assumed.overhead)
-
-
-def simulate(gpus: int, scheme: Scheme, case: Case, days: float, runs: int) -> list[Outcome]:
-    """Jobs of a scheme that differ by chance alone."""
-    nodes = max(1, gpus // GPUS)
-    return [SimulatedJob(nodes, scheme, case, seed).run(days * DAY) for seed in range(runs)]
-
-
-def rows(gpus: Sequence[int], days: float, runs: int) -> Iterator[dict[str, Any]]:
-    """The figures of all cases, schemes and sizes."""
-    for case, scheme, count in product(CASES, SCHEMES, gpus):
-        outcomes = simulate(count, scheme, case, days, runs)
-        sources = {name: sum(each.by_source[name] for each in outcomes) for name in outcomes[0].by_source}
-        yield {
-            "case": case.title,
-            "scheme": scheme.title,
-            "gpus": count,
-            "useful": round(statistics.mean(each.useful for each in outcomes), 4),
-            "failures": round(sum(each.failures for each in outcomes) / runs, 1),
-            **sources,
-        }
-
-
-def load() -> list[dict[str, Any]]:
-    """The recorded figures."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpus", type=int, nargs="+", default=[8, 128, 1024, 4096, 16384])
-    parser.add_argument("--days", type=float, default=60.0)
-    parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--record", action="store_true")
-    parser.add_argument("--part", choices=("goodput", "messages"), default="goodput")
-    parser.add_argument("--nodes", type=int, nargs="*", default=[4, 16], help="of real jobs, for messages")
-    parser.add_argument("--saves", type=int, default=10, help="of each")
-    parser.add_argument("--to", type=int, default=1024, help="the most nodes whose messages are simulated")
-    args = parser.parse_args()
-    if args.part == "messages":
-        from benchmarks.messages import print_tables  # what it imports is slow to import
-
-        print_tables(args.nodes, args.saves, args.to)
-        return
-    found = []
-    print("| case | scheme | GPUs | useful | failures a run | from memory | from copies | from storage |")
-    print("| --- " * 8 + "|")
-    for row in rows(args.gpus, args.days, args.runs):
-        found.append(row)
-        print("| " + " | ".join(str(value) for value in row.values()) + " |", flush=True)
-    if args.record:
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in found))
-        PICTURE.write_text(draw(found))
-
-
-WIDTH, HEIGHT, LEFT, TOP, LABELS = 240, 260, 60, 70, 290
-
-
-def draw(found: Sequence[dict[str, Any]]) -> str:
-    """The picture: the useful part of the time by the number of GPUs, a line for each scheme, a panel for each kind."""
-    kinds = list(dict.fromkeys(row["case"] for row in found))
-    drawing = Drawing(len(kinds) * (LEFT + WIDTH + LABELS) + 10, TOP + HEIGHT + 60, "Useful time by size and scheme")
-    drawing.text(20, 28, "Useful part of a simulated job's time, by GPUs and scheme", "strong")
-    for number, kind in enumerate(kinds):
-        _panel(drawing, LEFT + number * (LEFT + WIDTH + LABELS), kind, [row for row in found if row["case"] == kind])
-    return drawing.svg()
-
-
-def _panel(drawing: Drawing, left: float, kind: str, found: Sequence[dict[str, Any]]) -> None:
-    gpus = sorted({row["gpus"] for row in found})
-    least = int(min(row["useful"] for row in found) * 10) / 10
-
-    def at(row: dict[str, Any]) -> tuple[float, float]:
-        along = log(row["gpus"] / gpus[0]) / log(gpus[-1] / gpus[0])
-        return left + along * WIDTH, TOP + HEIGHT * (1 - row["useful"]) / (1 - least)
-
-    drawing.text(left, TOP - 14, kind, "strong")
-    for tenth in range(round(least * 10), 11):
-        y = TOP + HEIGHT * (1 - tenth / 10) / (1 - least)
-        drawing.line([(left, y), (left + WIDTH, y)], "line dashed")
-        drawing.text(left - 6, y + 4, f"{tenth / 10:.0%}", "small end")
-    for count in gpus:
-        x = left + log(count / gpus[0]) / log(gpus[-1] / gpus[0]) * WIDTH
-        drawing.text(x, TOP + HEIGHT + 18, f"{count:,}", "small middle")
-    lines = {
-        scheme: [row for row in found if row["scheme"] == scheme]
-        for scheme in dict.fromkeys(r["scheme"] for r in found)
-    }
-    label = -inf
-    for scheme, line in sorted(lines.items(), key=lambda each: -each[1][-1]["useful"]):
-        kind = "line lost" if scheme == SCHEMES[0].title else "line"
-        text = f"{scheme}: {line[-1]['useful']:.1%}"
-        label = drawing.labelled_line([at(row) for row in line], left + WIDTH + 8, label, text, kind)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Pictures of the documentation: made by scripts, from the log of a real failure."""
