@@ -1,15 +1,10 @@
-"""Measures a rendezvous of many agents: seconds and messages, and whether agents that live are taken for gone.
+"""Agents of a rendezvous: threads of several processes, each with its own clients of one store.
 
-    python benchmarks/rendezvous.py [--agents 64 256 1024] [--in-a-process 64] [--watched 10]
-
-Agents are threads of several processes, each with its own clients of one store, as agents of a job have; the first
-process holds the store. Messages are calls of that store, counted by the agents. "first" is a round that all join at
-once, from the moment at which all are connected; "later" is the one after it, which the last agent starts by coming
-again. Each gives signs of life all the while at the product's interval, which are counted separately; then all hold
-the round for --watched seconds, in which none may expire at the product's 2 s of silence.
+The first process holds the store. Messages are calls of it. "first" is a round that all join at once, once all are
+connected; "later" is the one after it, which the last agent starts by coming again. All give signs of life at the
+product's interval, which are counted separately, and then hold the round, in which none may expire.
 """
 
-import argparse
 import itertools
 import multiprocessing
 import resource
@@ -18,10 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fastckpt_run.rendezvous.endpoints import Endpoints
 from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
@@ -30,13 +22,17 @@ from fastckpt_run.rendezvous.membership import NodeLimits
 from fastckpt_run.rendezvous.round_store import RoundStore
 from tests.support.ports import free_port
 
+IN_A_PROCESS = 64
+WATCHED = 10.0
+"""Seconds for which a round is held."""
+SECRET = b"a secret of thirty-two characters"
 beats = Counter[str]()
 
 
 class Agents:
     """The agents of one process."""
 
-    def __init__(self, numbers: range, world: int, port: int, secret: bytes) -> None:
+    def __init__(self, numbers: range, world: int, port: int) -> None:
         self.calls = Counter[str]()
         limits = NodeLimits(world, world)
         self.handlers = [
@@ -46,7 +42,7 @@ class Agents:
                     f"127.0.0.1:{port}", is_here=lambda _: True, is_host=None if number == 0 else False,
                     calls=self.calls,
                 ),
-                limits, Timing(), local_address="127.0.0.1", secret=secret, calls=self.calls,
+                limits, Timing(), local_address="127.0.0.1", secret=SECRET, calls=self.calls,
             )
             for number in numbers
         ]  # fmt: skip
@@ -78,11 +74,11 @@ def count_beats() -> None:
         setattr(RoundStore, name, counted)
 
 
-def process(numbers: range, world: int, port: int, watched: float, gate: Any, results: Any) -> None:
+def process(numbers: range, world: int, port: int, gate: Any, results: Any) -> None:
     """Agents of one process."""
     count_beats()
     sys.setswitchinterval(0.05)  # each thread that waits for the interpreter wakes up that often
-    agents = Agents(numbers, world, port, b"a secret of thirty-two characters")
+    agents = Agents(numbers, world, port)
 
     def phase(act: Callable[[], object]) -> tuple[int, int]:
         gate.wait()
@@ -96,7 +92,7 @@ def process(numbers: range, world: int, port: int, watched: float, gate: Any, re
     connect = phase(lambda: agents.each(lambda each: each._connect()))
     first = phase(lambda: agents.each(lambda each: each.next_rendezvous()))
     later = phase(lambda: agents.each(lambda each: each.next_rendezvous()))
-    held = phase(lambda: time.sleep(watched))
+    held = phase(lambda: time.sleep(WATCHED))
     expired = sum(each.num_nodes_waiting() > 0 for each in agents.handlers)
     assert all(len(each.round.nodes) == world for each in agents.handlers)
     results.put((connect, first, later, held, expired))
@@ -104,14 +100,15 @@ def process(numbers: range, world: int, port: int, watched: float, gate: Any, re
     agents.each(lambda each: each.leave())
 
 
-def measure(world: int, in_a_process: int, watched: float) -> None:
-    """Print a row."""
+def rendezvous(world: int) -> dict[str, float]:
+    """Seconds and messages of an agent."""
+    more_files()
     context = multiprocessing.get_context("fork")
-    bounds = [*range(0, world, in_a_process), world]
+    bounds = [*range(0, world, IN_A_PROCESS), world]
     gate, results = context.Barrier(len(bounds)), context.SimpleQueue()
     port = free_port()
     children = [
-        context.Process(target=process, args=(range(*pair), world, port, watched, gate, results))
+        context.Process(target=process, args=(range(*pair), world, port, gate, results))
         for pair in itertools.pairwise(bounds)
     ]
     for child in children:
@@ -126,30 +123,12 @@ def measure(world: int, in_a_process: int, watched: float) -> None:
     gate.wait()
     for child in children:
         child.join()
-    cells = [str(world), f"{seconds[0]:.1f}"]
-    for number in (1, 2):
-        messages, signs = (sum(each[number][part] for each in found) for part in (0, 1))
-        cells += [f"{seconds[number]:.2f}", f"{(messages - signs) / world:.1f}", f"{signs / world:.1f}"]
-    cells += [f"{sum(each[3][0] for each in found) / world / watched:.1f}", str(sum(each[4] for each in found))]
-    print("| " + " | ".join(cells) + " |", flush=True)
+    messages = [sum(each[number][0] - each[number][1] for each in found) / world for number in (1, 2)]
+    expired = sum(each[4] for each in found)
+    return {"first": seconds[1], "later": seconds[2], "messages": max(messages), "expired": float(expired)}
 
 
-def main() -> None:
-    """Print a row for each number of agents."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--in-a-process", type=int, default=64)
-    parser.add_argument("--watched", type=float, default=10.0)
-    options = parser.parse_args()
+def more_files() -> None:
+    """Permit as many open files as the kernel does."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    titles = ["agents", "connecting, s"]
-    titles += [f"{each} round, {what}" for each in ("first", "later") for what in ("s", "messages an agent", "beats")]
-    titles += ["held: messages an agent and second", "expired"]
-    print("| " + " | ".join(titles) + " |\n" + "| --- " * len(titles) + "|")
-    for world in options.agents:
-        measure(world, options.in_a_process, options.watched)
-
-
-if __name__ == "__main__":
-    main()
