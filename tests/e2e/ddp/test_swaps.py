@@ -5,6 +5,7 @@ Ways to swap are generators that stop where an evaluation would be. Of diffusers
 
 import random
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,27 @@ def test_a_swap_that_is_undone_loses_the_save_and_ends_overlap(ranks, held, said
     training.optimizer.step()
     how = r"^state\['model'\]\['\d\.(weight|bias)'\] was written to"  # threads compare all
     assert_lost(training, said, how, "was written to while it was copied")
+
+
+@pytest.mark.campaign
+def test_of_1000_swaps_at_any_instant_no_save_with_swapped_weights_counts(ranks, held):
+    held.holds = False
+    training = Training(ranks, model=nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))).proven()
+    wanted, overlap, lost = reference(training.state()), training.one._writer.overlap, 0
+    kept = [each.detach().clone() for each in training.model.parameters()]
+    for step in range(1, 1001):
+        overlap.defer([training.optimizer])  # as if the last swap had not ended overlap
+        assert training.save(step).pending
+        for weights in (averages(training.model), kept):
+            time.sleep(random.random() ** 2 * 0.02)
+            for each, source in zip(training.model.parameters(), weights, strict=True):
+                each.data.copy_(source)
+        overlap.wait()
+        _, outcome = overlap._endings.pop()
+        lost += bool(outcome.skipped)
+        if not outcome.skipped:
+            assert_same(in_memory(training.one), (step, wanted))
+    assert lost > 100
 
 
 def test_writes_to_other_memory_during_the_copy_lose_no_save(ranks, held, said):
