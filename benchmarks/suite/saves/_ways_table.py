@@ -10,10 +10,10 @@ LIMITS = "limits"
 
 
 def tabled(runs: Sequence[Run], ways: Iterable[str]) -> str:
-    """A row for each way: the two newest runs, and the ratio of the newest to its limit."""
+    """A row for each way of the newest run: it and the one before, and the ratio of the newest to its limit."""
     newest = [*reversed(runs[-2:])]
     columns = ["way", "blocked, s", "blocked / warm copy", "durable, s", "durable / bare write"]
-    rows = [_row(newest, name) for name in ways if name not in newest[0].missing]
+    rows = [_row(newest, name) for name in ways if newest[0].values(f"{name}.blocked")]
     return "\n".join([f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|", *rows])
 
 
