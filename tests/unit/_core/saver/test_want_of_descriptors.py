@@ -14,6 +14,7 @@ from fastckpt._core.saver.persistence.persist_job import hand_over
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.unit._core.saver.descriptors import no_descriptors
+from tests.unit._core.saver.peers.agents import write_save
 
 SAVE = SaveId(1, 7)
 
@@ -28,9 +29,7 @@ def slot(tmp_path: Path) -> Path:
     """A slot with a whole save, in an arena that says of which directory it is."""
     place = tmp_path / "slot-0"
     place.mkdir()
-    (place / "model.pt").write_bytes(b"x")
-    slots.begin(place, slots.SlotBegin(SAVE, frozenset([0])))
-    slots.commit(place, 0, slots.SlotDone(SAVE, {"model.pt": 1}, {"rank": 0}))
+    write_save(place, 7, {"model.pt": b"x"}, 0)
     DirectoryClaim("a mark", "a mark", 5).write(tmp_path)
     return place
 

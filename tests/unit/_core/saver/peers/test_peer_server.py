@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt._core.saver.peers import peer_server
 from fastckpt._core.saver.peers.peer_server import PeerServer
 from tests.unit._core.saver.descriptors import no_descriptors
-
-SECRET = b"secret"
+from tests.unit._core.saver.peers.agents import SECRET, link_to
 
 
 @pytest.fixture
@@ -24,8 +22,8 @@ def server() -> Iterator[PeerServer]:
         yield made
 
 
-def echo(server: PeerServer, say: str, timeout: float = 10.0) -> object:
-    with closing(SealedConnection.connect(f"127.0.0.1:{server.port}", SECRET, timeout)) as link:
+def echo(server: PeerServer, say: str) -> object:
+    with link_to(f"127.0.0.1:{server.port}") as link:
         return link.ask({"ask": "echo", "say": say})["back"]
 
 

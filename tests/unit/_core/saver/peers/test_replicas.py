@@ -30,6 +30,7 @@ from fastckpt._core.storage.local.stored import digest
 from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 from fastckpt_run.events import summary
 from tests.support.largest_file import largest_file
+from tests.support.waits import until
 from tests.unit._core.saver.peers.agents import (
     ATTEMPT,
     DIRECTORY,
@@ -38,7 +39,6 @@ from tests.unit._core.saver.peers.agents import (
     link_to,
     name_of,
     relay,
-    until,
     write_save,
 )
 

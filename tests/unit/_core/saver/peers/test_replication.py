@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt._core.format.ids import SaveId
-from fastckpt._core.memory import slots
-from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from fastckpt._core.saver.peers import replication
 from fastckpt._core.saver.peers.common_saves import CommonSave, CommonSaves
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.peers.replica_sender import ReplicaSender
 from fastckpt._core.saver.peers.replication import Replication
 from fastckpt._core.saver.stats import ReplicaCounts
-from tests.unit._core.saver.peers.agents import until
+from tests.support.waits import until
+from tests.unit._core.saver.peers.agents import DIRECTORY, SECRET, write_save
 
 PEERS = [Peer("own", "m", "127.0.0.1:1"), Peer("other", "m", "127.0.0.1:1")]
 
@@ -24,8 +22,7 @@ def test_an_agent_reports_again_after_it_could_take_no_note_of_answers(tmp_path:
     monkeypatch.setattr(replication, "GIVE_UP", 0.0)
     slot = tmp_path / "slot-0"
     slot.mkdir()
-    slots.begin(slot, SlotBegin(SaveId(1, 5), frozenset({0})))
-    slots.commit(slot, 0, SlotDone(SaveId(1, 5), {}, {"rank": 0, "nodes": 2, "attempt": "token"}))
+    write_save(slot, 5, {}, 0)
     answers: list[CommonSave | None] = []
     errors = [TimeoutError("the loop is busy"), RuntimeError("can't start new thread"), TimeoutError("it still is")]
 
@@ -35,8 +32,8 @@ def test_an_agent_reports_again_after_it_could_take_no_note_of_answers(tmp_path:
             raise errors.pop()
 
     common = CommonSaves([peer.id for peer in PEERS])
-    sender = ReplicaSender("/checkpoints", None, ReplicaCounts())
-    with closing(Replication("/checkpoints", tmp_path, lambda: [slot], note, lambda _: common, sender)) as made:
-        made.assume(PeerRound(PEERS, 0, b"secret"))
+    sender = ReplicaSender(DIRECTORY, None, ReplicaCounts())
+    with closing(Replication(DIRECTORY, tmp_path, lambda: [slot], note, lambda _: common, sender)) as made:
+        made.assume(PeerRound(PEERS, 0, SECRET))
         until(lambda: len(answers) > 5)
     assert answers[-1] is not None and None in answers[:3]

@@ -20,7 +20,8 @@ from fastckpt._core.saver.peers.common_saves import HeldReport
 from fastckpt._core.saver.peers.fetcher import FetchedFiles
 from fastckpt._core.saver.peers.spare_prefetch import SparePrefetch
 from fastckpt._core.saver.slot import Slot
-from tests.unit._core.saver.peers.agents import ATTEMPT, DIRECTORY, SECRET, Agent, name_of, until, write_save
+from tests.support.waits import until
+from tests.unit._core.saver.peers.agents import ATTEMPT, DIRECTORY, SECRET, Agent, name_of, write_save
 
 SHARDS, STATES, COMMON = "__1_0.distcp", "rank_1.pt", "model.pt"
 SIZE = (4 << 20) + 5

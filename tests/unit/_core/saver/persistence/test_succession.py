@@ -23,7 +23,7 @@ from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import Superseded
-from tests.unit._core.saver.peers.agents import until
+from tests.support.waits import until
 
 PART = 40
 
