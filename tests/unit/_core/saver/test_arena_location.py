@@ -1,6 +1,5 @@
 """Where copies of other nodes' files may be kept."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,22 +7,20 @@ import pytest
 from fastckpt._core.config import Settings
 from fastckpt._core.saver.arena_location import copies_place
 from fastckpt.errors import ConfigError
+from tests.support.small_disks import mounted, unmount
 
 
 def test_a_directory_that_cannot_keep_copies_is_refused_with_its_name_and_the_remedy(tmp_path: Path) -> None:
-    missing, checkpoints, fixed = tmp_path / "nvme", tmp_path / "checkpoints", tmp_path / "read-only"
+    missing, checkpoints = tmp_path / "nvme", tmp_path / "checkpoints"
     (inside := checkpoints / "nvme").mkdir(parents=True)
-    fixed.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(fixed)]  # root may write everywhere else
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("cannot mount a tmpfs")
+    fixed = mounted(tmp_path / "read-only", "-t", "tmpfs", "-o", "ro", "tmpfs")  # root may write everywhere else
     refused = {missing: "No such file", inside: "is in the checkpoint directory", fixed: "it cannot be written to"}
     try:
         for directory, why in refused.items():
             with pytest.raises(ConfigError, match=rf"{directory}.*{why}.*--fast-replica-medium disk:DIR"):
                 copies_place(Settings(replica_medium=f"disk:{directory}"), str(checkpoints))
     finally:
-        subprocess.run(["umount", fixed], check=True)
+        unmount(fixed)
 
 
 def test_a_directory_of_this_host_may_keep_copies_whatever_link_leads_to_it(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PlaceInUse, Superseded
 from tests.unit._core.saver.persistence.other_jobs import Other, stop
 from tests.unit._core.storage.checkpoints import images
-from tests.unit._core.storage.conftest import fast_path  # noqa: F401 (a fixture)
 
 PART = 25
 
@@ -78,7 +77,7 @@ def stopping_before(owner: object, name: str, when: Callable[..., bool] = lambda
 
 
 @pytest.fixture
-def old(fast_path: Path, start: Callable[..., Other]) -> Callable[[], Other]:  # noqa: F811
+def old(fast_path: Path, start: Callable[..., Other]) -> Callable[[], Other]:
     """An old job that has saved step 1, and stops before the rename by which step 2 is to count."""
 
     def act() -> object:
@@ -96,7 +95,7 @@ def ids(saver: Saver) -> list[SaveId]:
     return [stored.id for stored in saver.store.checkpoints()]
 
 
-def test_a_step_published_after_another_job_began_is_not_reported_durable(fast_path, old) -> None:  # noqa: F811
+def test_a_step_published_after_another_job_began_is_not_reported_durable(fast_path, old) -> None:
     """By the look after the rename: else a step would be told durable that nobody will resume."""
     other, new = old(), Saver(fast_path, "new")
     assert new.begin() == (1, 1), "an old job that stands still is waited for, and no longer"
@@ -107,7 +106,7 @@ def test_a_step_published_after_another_job_began_is_not_reported_durable(fast_p
     new.tenure.close()
 
 
-def test_a_step_reported_durable_before_a_history_opens_is_resumed_first(fast_path, old) -> None:  # noqa: F811
+def test_a_step_reported_durable_before_a_history_opens_is_resumed_first(fast_path, old) -> None:
     """By the look behind the record: else it would end a line of training that was told durable."""
     other, new = old(), Saver(fast_path, "new")
     assert new.begin() == (1, 1)
@@ -121,7 +120,7 @@ def test_a_step_reported_durable_before_a_history_opens_is_resumed_first(fast_pa
 
 
 @pytest.mark.parametrize("token", ["of these workers", "of workers before"])
-def test_a_history_opens_while_a_save_of_the_one_before_becomes_durable(fast_path, token: str) -> None:  # noqa: F811
+def test_a_history_opens_while_a_save_of_the_one_before_becomes_durable(fast_path, token: str) -> None:
     """A step that is saved twice opens a history; only of other workers must what is published then be resumed."""
     job = Saver(fast_path, "one")
     job.begin()
@@ -140,7 +139,7 @@ def test_a_history_opens_while_a_save_of_the_one_before_becomes_durable(fast_pat
     job.tenure.close()
 
 
-def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old, start) -> None:  # noqa: F811
+def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old, start) -> None:
     """Both have seen that it is stale; the record of the next history decides."""
     old()
     one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
@@ -157,7 +156,7 @@ def test_of_two_jobs_that_waited_for_the_same_job_one_continues(fast_path, old, 
     one.tenure.close()
 
 
-def test_a_live_job_is_waited_for_and_never_superseded_without_consent(fast_path) -> None:  # noqa: F811
+def test_a_live_job_is_waited_for_and_never_superseded_without_consent(fast_path) -> None:
     """However long it does nothing but renew its record; with its end, or its consent, others go on."""
     saver = Saver(fast_path, "one")
     saver.begin()
@@ -170,7 +169,7 @@ def test_a_live_job_is_waited_for_and_never_superseded_without_consent(fast_path
     assert Saver(fast_path, "two").begin() == (1, 1) and saver.save(2) == (1, 2)
 
 
-def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None:  # noqa: F811
+def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None:
     """Somebody has emptied the directory: the next save opens its history once more."""
     saver = Saver(fast_path, "one")
     saver.begin()
@@ -183,7 +182,7 @@ def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None: 
     saver.tenure.close()
 
 
-def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path, start) -> None:  # noqa: F811
+def test_a_removed_history_record_is_not_opened_by_a_second_job(fast_path, start) -> None:
     """By one that has stood still before it made it, while others opened that history, and newer ones, and swept."""
 
     def act() -> object:

@@ -134,20 +134,6 @@ def test_a_job_ends_despite_failing_uploads_and_the_next_job_catches_up(ranks, r
     ranks.end()
 
 
-def test_resume_prefers_the_newest_step_and_then_the_nearest_tier(ranks, remote):
-    (member,) = ranks.start(remote=remote)
-    save(member, 1, 2)
-    ranks.end()
-    for step, lost, tier in ((2, ranks.directory / "checkpoint-2", "remote"), (3, remote, "storage")):
-        shutil.rmtree(lost)
-        (member,) = ranks.start(remote=remote)
-        assert ranks.load()[0]["step"] == step and member.loaded_from == tier
-        save(member, step + 1)
-        ranks.end()
-        assert on_storage(remote)[-1] == step + 1
-    assert CheckpointDirectory(remote).checkpoints()[0].id.history > 1, "though its directory knew of none"
-
-
 class OfAUser(CheckpointDeletionStrategy):
     def clean_up(self, step: int, delete_func: Callable[[str], None]) -> None:
         pass
