@@ -34,22 +34,17 @@ def parts_of(loaders: Any) -> TrainingState:
     return TrainingState({"more": loaders}, None, Gradients(torch.nn.Linear(1, 1), [], None, saved=False))
 
 
-@pytest.mark.parametrize("make", [Indexed, Remembering])
-def test_common_and_per_rank_data_states_come_back(make: Any) -> None:
-    data, again = ResumableDataLoader(make(5), 1), ResumableDataLoader(make(5), 1)
-    assert isinstance(data, Stateful)
-    next(iter(data))
-    state = data_state(data)
-    load_data_state(again, state.common, state.own or None)
-    assert [indices(batch) for batch in again] == [[1], [2], [3], [4]]
-
-
-def test_the_state_of_a_sampler_comes_back() -> None:
-    sampler, again = (ResumableSampler(Indexed(5), shuffle=False) for _ in range(2))
-    assert isinstance(sampler, Stateful)
+def test_common_and_per_rank_data_states_come_back() -> None:
+    for make in (Indexed, Remembering):
+        data, again = ResumableDataLoader(make(5), 1), ResumableDataLoader(make(5), 1)
+        next(iter(data))
+        state = data_state(data)
+        load_data_state(again, state.common, state.own or None)
+        assert [indices(batch) for batch in again] == [[1], [2], [3], [4]]
+    sampler, other = (ResumableSampler(Indexed(5), shuffle=False) for _ in range(2))
     sampler.advance(2)
-    load_data_state(again, *data_state(sampler))
-    assert list(again) == [2, 3, 4]
+    load_data_state(other, *data_state(sampler))
+    assert list(other) == [2, 3, 4] and isinstance(sampler, Stateful) and isinstance(data, Stateful)
 
 
 def test_a_foreign_stateful_loader_resumes_its_position(monkeypatch: pytest.MonkeyPatch) -> None:

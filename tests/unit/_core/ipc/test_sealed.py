@@ -16,6 +16,7 @@ from fastckpt._core.io.rate import RateLimit
 from fastckpt._core.ipc import sealed
 from fastckpt._core.ipc.sealed import SealedConnection
 from fastckpt.errors import ProtocolError
+from tests.support.tables import for_each
 
 SECRET = b"secret"
 Pair = tuple[SealedConnection, SealedConnection]
@@ -102,15 +103,12 @@ def test_what_was_said_in_another_connection_proves_nothing(monkeypatch: pytest.
         connect(greet=said_by_a_stranger(struct.pack("<I", len(overheard[0])) + overheard[0]))
 
 
-@pytest.mark.parametrize(
-    "greeting",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack("<I", 1 << 30),
-        struct.pack("<I", 2) + b"[]",
-        struct.pack("<I", 31) + b'{"nonce": "zz", "proof": "0000"}'[:31],
-        b"\x00",
-    ],
+@for_each(
+    b"GET / HTTP/1.1\r\n\r\n",
+    struct.pack("<I", 1 << 30),
+    struct.pack("<I", 2) + b"[]",
+    struct.pack("<I", 31) + b'{"nonce": "zz", "proof": "0000"}'[:31],
+    b"\x00",
 )
 def test_what_a_stranger_sends_is_refused(greeting: bytes):
     with pytest.raises(ProtocolError):

@@ -43,14 +43,14 @@ def test_copies_of_other_nodes_are_pinned_wherever_they_are_and_have_to_be_there
     arena.remove()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"[]", b"\xff", b"{" + b" " * (2 << 20) + b"}", None])
-def test_json_that_is_not_what_is_saved_is_refused_by_its_true_path(tmp_path: Path, content: bytes | None):
+def test_json_that_is_not_what_is_saved_is_refused_by_its_true_path(tmp_path: Path):
     """Of a stranger's checkpoint; None is a pipe."""
     path, link = tmp_path / "shape.json", tmp_path / "link"
     link.symlink_to(path)
-    os.mkfifo(path) if content is None else path.write_bytes(content)
-    with pytest.raises(BadCheckpoint, match=str(path)):
-        read_json(link, lambda value: isinstance(value, dict))
-    path.unlink()
+    for content in (b"", b"[" * 100_000, b"[]", b"\xff", b"{" + b" " * (2 << 20) + b"}", None):
+        os.mkfifo(path) if content is None else path.write_bytes(content)
+        with pytest.raises(BadCheckpoint, match=str(path)):
+            read_json(link, lambda value: isinstance(value, dict))
+        path.unlink()
     path.write_text('{"zero_stage": 1}')
     assert read_json(link, lambda value: isinstance(value, dict)) == {"zero_stage": 1}

@@ -1,7 +1,6 @@
 """Nodes that see unlike marks of one checkpoint directory do not share it."""
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from fastckpt._core.config import RankInfo
 from fastckpt._core.resume.directory_checks import LISTED, Seen, check_one, check_shared, mark_seen
 from fastckpt._core.storage.local.identity import mark as mark_directory
 from fastckpt.errors import ConfigError
-from tests.e2e.ddp.conftest import Rounds
 from tests.support.tables import for_each
 
 HOST = socket.gethostname()
@@ -21,11 +19,11 @@ HOST = socket.gethostname()
 class Heard:
     """An agreement in which the others say, when they look again, what is given here."""
 
-    def __init__(self, later: list[Seen | None]) -> None:
-        self._later = later
+    def __init__(self, later: list[Seen | None], rank: int = 0) -> None:
+        self._later, self._rank = later, rank
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, *self._later]
+        return [*self._later[: self._rank], value, *self._later[self._rank :]]
 
 
 def of_node(node: int, nodes: int = 2, local_rank: int = 0) -> RankInfo:
@@ -65,20 +63,11 @@ def test_unlike_marks_are_refused_by_all_ranks_naming_a_limited_number_of_nodes(
         disk.mkdir()
     mark_directory(disks[0], "1" * 32)
     mark_directory(disks[1], "2" * 32)
-    rounds = Rounds(3)
-
-    def refused(node: int) -> str:
-        rounds.as_rank(node)
-        place, location = of_node(node, 3), str(disks[node])
-        said = rounds.gather(mark_seen(location, place))
-        with pytest.raises(ConfigError) as error:
-            check_shared(rounds, location, place, said)
-        return str(error.value)
-
-    with ThreadPoolExecutor(3) as pool:
-        texts = list(pool.map(refused, range(3)))
-    named = f"is not the same directory on all nodes: nodes 0 ({HOST}) have one; nodes 1 ({HOST}) have another. "
-    assert all(f"{disk} {named}" in text for disk, text in zip(disks, texts, strict=True))
+    marks = [mark_seen(str(disk), of_node(node, 3)) for node, disk in enumerate(disks)]
+    named = rf"is not the same directory on all nodes: nodes 0 \({HOST}\) have one; nodes 1 \({HOST}\) have another\. "
+    for node, disk in enumerate(disks):
+        with pytest.raises(ConfigError, match=f"{disk} {named}"):
+            check_shared(Heard(marks[:node] + marks[node + 1 :], node), str(disk), of_node(node, 3), marks)
     said: list[Seen | None] = [(node, "host", "one" if node < 100 else f"own {node}") for node in range(200)]
     with pytest.raises(ConfigError, match=rf"\(host\) and {100 - LISTED - 1} more have one") as error:
         check_shared(Heard(said[1:]), str(disks[2]), of_node(0, 200), said)

@@ -4,10 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 
-import pytest
-
 from fastckpt._core.snapshot.background_copy import _position
 from fastckpt._core.transfer.host_copy import leaves_none
+from tests.support.tables import for_each
 
 Place = tuple[object, int] | None
 
@@ -47,16 +46,13 @@ def test_each_call_of_a_function_is_a_place_of_its_own() -> None:
     training.join()
 
 
-@pytest.mark.parametrize(
-    ("cores", "used", "none"),
-    [
-        (1, 0.0, False),  # it waits, as for a device or for data
-        (1, 1.0, True),
-        (2, 1.4, False),
-        (2, 1.6, True),
-        (16, 11.0, False),
-        (16, 13.0, True),  # 16 threads, a fifth of the time alone
-    ],
+@for_each(
+    (1, 0.0, False),  # it waits, as for a device or for data
+    (1, 1.0, True),
+    (2, 1.4, False),
+    (2, 1.6, True),
+    (16, 11.0, False),
+    (16, 13.0, True),  # 16 threads, a fifth of the time alone
 )
 def test_training_leaves_no_core_if_it_uses_most_of_all(cores: int, used: float, none: bool):
     assert leaves_none(cores, 1.0, used) is none

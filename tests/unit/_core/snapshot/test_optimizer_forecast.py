@@ -1,9 +1,9 @@
 """The size of a training's state is known from its optimizers, before its first save."""
 
-import pytest
 import torch
 
 from fastckpt._core.snapshot.optimizer_forecast import SizeForecast
+from tests.support.tables import for_each
 
 
 class Session:
@@ -30,9 +30,7 @@ class Equal(Odd):
     __hash__ = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("kind", "held", "size"), [(Odd, torch.ones(10), 4040), (Odd, [1], 4000), (Odd, None, 4000), (Equal, {}, None)]
-)
+@for_each((Odd, torch.ones(10), 4040), (Odd, [1], 4000), (Odd, None, 4000), (Equal, {}, None))
 def test_an_optimizer_of_any_make_takes_its_steps(kind, held, size):
     session = Session()
     forecast = SizeForecast("model.pt", session.expect)

@@ -20,6 +20,7 @@ from fastckpt._core.saver.peers.replica_transfer import DAMAGED, READY
 from fastckpt._core.saver.stats import ReplicaCounts
 from fastckpt.errors import ArenaTooSmall, BadCheckpoint, FastckptError, ProtocolError
 from tests.support.largest_file import largest_file
+from tests.support.tables import for_each
 from tests.unit._core.saver.peers.agents import SECRET, flip, name_of
 from tests.unit._core.saver.peers.parity_group import GROUP, NEW, OLD, PIECE, Group, assert_rebuilt, digest_bytes
 
@@ -205,10 +206,11 @@ def test_room_for_a_longer_chunk_leaves_what_is_in_the_xor_as_it_is():
         shutil.rmtree(arena)
 
 
-@pytest.mark.parametrize(
-    ("holders", "sizes"),
-    [("abc", (1, 1, 2)), ("ab", (1, 1)), ("abb", (1, 1, 1)), ("abx", (1, 1, 1))],
-    ids=["another size", "too few", "one twice", "a stranger"],
+@for_each(
+    ("another size", "abc", (1, 1, 2)),
+    ("too few", "ab", (1, 1)),
+    ("one twice", "abb", (1, 1, 1)),
+    ("a stranger", "abx", (1, 1, 1)),
 )
 def test_members_that_do_not_agree_on_the_files_of_a_lost_one_are_refused(holders: str, sizes: tuple[int, ...]):
     link: Any = None  # nobody is asked any more
