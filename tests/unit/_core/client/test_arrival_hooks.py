@@ -167,18 +167,8 @@ def test_the_parts_of_a_step_are_those_that_took_the_time(block: TelemetryBlock,
         assert took[part] >= 2 * nap * (2 if kind == "accumulated" and part in ("forward", "backward") else 1), part
 
 
-@pytest.fixture
-def trained(block: TelemetryBlock, beats: Heartbeat) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """A model with hooks, after a step; steps take no naps."""
-    assert running.clock is not None and running.clock.part == AWAY
-    model, optimizer = made()
-    step(model, optimizer)
-    assert beats._arrivals
-    return model, optimizer
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_a_trained_model_is_scripted_exported_and_saved_as_without_hooks(beats: Heartbeat):
+def test_a_trained_model_is_scripted_exported_and_saved_as_without_hooks_which_end_with_the_watch(beats: Heartbeat):
     plain = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))  # whose buffers are broadcast
     model, optimizer = made(plain)
     step(model, optimizer)
@@ -197,13 +187,7 @@ def test_a_trained_model_is_scripted_exported_and_saved_as_without_hooks(beats: 
     assert copied(plain, ()) is None and copied(plain, (), torch.ones(1)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        torch.save(model(torch.randn(2, 4)), io.BytesIO())
-
-
-def test_hooks_are_removed_at_the_end_and_do_nothing_then(trained, beats: Heartbeat):
-    model, optimizer = trained
-    assert hooks_of(model)
-    found = model(torch.randn(2, 4))
+        torch.save(found := model(torch.randn(2, 4)), io.BytesIO())
     beats.close()
     assert not hooks_of(model) and running.clock is None
     found.sum().backward()  # whose hooks are on its tensors
@@ -215,9 +199,12 @@ def fail(*_: Any) -> None:
 
 
 def test_a_failure_of_a_hook_ends_the_watch_and_not_the_step(
-    trained, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    beats: Heartbeat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    model, optimizer = trained
+    assert running.clock is not None and running.clock.part == AWAY
+    model, optimizer = made()
+    step(model, optimizer)
+    assert beats._arrivals
     monkeypatch.setattr(arrival_hooks, "when_backward_ends", fail)
     for _ in range(2):
         step(model, optimizer)

@@ -1,10 +1,7 @@
-"""Jobs and programs that a process starts, where nothing in the environment tells them apart."""
+"""Jobs that a process starts, where nothing in the environment tells them apart."""
 
-import os
 from pathlib import Path
 
-from fastckpt.ddp import StorageType
-from tests.e2e.ddp.conftest import Ranks, state
 from tests.support.forked_programs import run
 
 PROGRAM = """
@@ -22,13 +19,13 @@ def save(folder):
     assert checkpointer.save_checkpoint(1, {"a": torch.ones(3)}, storage_type=StorageType.DISK)
     return checkpointer
 
-def rank(number, folder, jobs):
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    dist.init_process_group("gloo", init_method=f"file://{folder}-store", rank=number, world_size=2)
+def rank(number, folder, world, ranks):
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    dist.init_process_group("gloo", init_method=f"file://{folder}-store", rank=number, world_size=world)
     checkpointer, end = save(folder), time.monotonic() + 60
     assert checkpointer.wait_latest_checkpoint() == 1
     Path(f"{folder}-{number}").touch()
-    while len(list(Path(folder).parent.glob("*-?"))) < 2 * jobs:  # until the other job has come as far
+    while len(list(Path(folder).parent.glob("*-?"))) < ranks:  # until the other job has come as far
         assert time.monotonic() < end
         time.sleep(0.01)
     dist.barrier()
@@ -38,14 +35,16 @@ def rank(number, folder, jobs):
 
 if __name__ == "__main__":
     mp.set_forkserver_preload(["torch", "fastckpt.ddp"])  # children as of mp.spawn, that import nothing themselves
-    for close, count in (("open", 2), ("closed", 1)):
+    for close, worlds in (("open", (2, 1)), ("closed", (1,))):
         folder = f"{sys.argv[1]}/{close}"
         own = save(folder + "/own")
         if close == "closed":
             own.close()
         jobs = [
-            mp.start_processes(rank, (f"{folder}/{number}", count), nprocs=2, join=False, start_method="forkserver")
-            for number in range(count)
+            mp.start_processes(
+                rank, (f"{folder}/of-{world}", world, sum(worlds)), world, join=False, start_method="forkserver"
+            )
+            for world in worlds
         ]
         for job in jobs:
             while not job.join():
@@ -63,23 +62,3 @@ def test_jobs_of_mp_spawn_run_beside_each_other_and_their_parents_checkpointer(
     [(code, said)] = run(tmp_path, PROGRAM, [(tmp_path,)])
     assert code == 0, said
     assert len(list(tmp_path.glob("*/*/checkpoint-1/manifest.json"))) == 5
-
-
-CHILD = """
-import sys
-from fastckpt.ddp import DdpCheckpointer
-DdpCheckpointer(sys.argv[1])
-"""
-
-
-def test_a_child_that_has_the_environment_of_its_rank_is_refused_by_name(
-    ranks: Ranks,
-    directory: Path,
-    tmp_path: Path,
-) -> None:
-    (one,) = ranks.start()
-    assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
-    [(code, text)] = run(tmp_path, CHILD, [(directory,)])
-    assert code == 1 and f"says that it is rank 0, but that is process {os.getpid()}" in text, text
-    assert one.save_checkpoint(2, state(2), storage_type=StorageType.DISK)
-    assert one.wait_latest_checkpoint(60) == 2

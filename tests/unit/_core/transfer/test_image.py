@@ -68,10 +68,7 @@ def test_a_forked_child_has_no_mapped_image_and_a_closed_one_cannot_be_written_t
     assert not maps(path)
     with pytest.raises(ValueError, match="released"):
         view[0] = 1
-
-
-def test_a_forked_child_holds_no_mapping_of_a_checkpoint_being_persisted(path: Path):
-    with path.open("rb") as file, window(file.fileno(), 0, SIZE):
+    with path.open("rb") as file, window(file.fileno(), 0, SIZE):  # of a checkpoint that is being persisted
         assert maps(path)
         assert in_child(lambda: not maps(path))
 
