@@ -57,11 +57,7 @@ class Launch:
 
 
 def owning(
-    root: Path,
-    start: Callable[..., Other],
-    then: Callable[[Launch, Arena], object] = lambda *_: 0,
-    *,
-    step: int = 1,
+    root: Path, start: Callable[..., Other], then: Callable[[Launch, Arena], object] = lambda *_: 0, *, step: int = 1
 ) -> Other:
     """A launch that has saved a step, and stops."""
 

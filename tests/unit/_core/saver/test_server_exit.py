@@ -1,6 +1,7 @@
 """The saver of plain torchrun, in the first rank's process: its wait for other ranks at exit."""
 
 import multiprocessing
+import time
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def test_a_failed_first_rank_waits_for_the_saves_of_others_at_its_exit(tmp_path:
         begin(link, 2)
         has_begun.set()
         go_on.wait(60)
+        time.sleep(0.2)  # longer than an end that does not wait
         save(link, 2)
         is_over.wait(60)
 

@@ -9,13 +9,7 @@ def save(step: int | None) -> SaveId | None:
     return None if step is None else SaveId(1, step)
 
 
-@for_each(
-    (None, None, None, True),
-    (5, 4, None, False),
-    (5, None, None, False),
-    (5, 4, 3, True),
-    (5, 3, 4, False),
-)
+@for_each((None, None, None, True), (5, 4, None, False), (5, None, None, False), (5, 4, 3, True), (5, 3, 4, False))
 def test_a_save_that_not_all_nodes_are_known_to_hold_need_not_be_durable(
     wanted: int | None, durable: int | None, common: int | None, is_stored: bool
 ) -> None:

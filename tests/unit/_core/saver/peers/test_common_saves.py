@@ -9,12 +9,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
-from fastckpt._core.saver.peers.common_saves import (
-    EACH,
-    CommonSave,
-    CommonSaves,
-    HeldReport,
-)
+from fastckpt._core.saver.peers.common_saves import EACH, CommonSave, CommonSaves, HeldReport
 from fastckpt.errors import ProtocolError
 from tests.support.tables import for_each
 

@@ -43,9 +43,17 @@ def test_the_files_of_each_lost_node_are_rebuilt_from_parity_as_long_as_the_long
 
 
 def test_a_loss_amid_a_renewal_falls_back_on_the_save_before(group: Group, tmp_path: Path):
+    """Also on the parity of an agent that starts again, which keeps what is whole and begins the rest again."""
     group.give_all(OLD)
     for member, holder in (("a", "b"), ("b", "a"), ("d", "c"), ("c", "d"), ("d", "b")):
         group.give(NEW, member, holder, CommonSave(OLD.id))
+    again, size = group.members["b"], group.parity(OLD, "b").stat().st_size
+    again.parity.close()
+    again.parity = ParityFiles(again.arena, set, lambda: False, PIECE)
+    assert again.parity.bytes() > size
+    again.parity.clear_away()
+    assert again.parity.bytes() == size
+    assert group.give(OLD, "a", "b") == 0 and group.give(NEW, "a", "b", CommonSave(OLD.id)) > 0
     group.lose("d")
     with pytest.raises(FastckptError, match="no whole parity"):
         group.rebuild(NEW, "d", tmp_path / "new")
@@ -123,21 +131,6 @@ def test_damage_before_or_after_the_parity_was_made_is_noticed(
     with pytest.raises(error, match=says):
         group.rebuild(NEW, "d", tmp_path / "into")
     assert not [*(tmp_path / "into").glob("*")]
-
-
-def test_an_agent_that_starts_again_keeps_whole_parity_and_begins_the_rest_again(group: Group, tmp_path: Path):
-    group.give_all(OLD)
-    group.give(NEW, "a", "b", CommonSave(OLD.id))
-    holder = group.members["b"]
-    holder.parity.close()
-    holder.parity = ParityFiles(holder.arena, set, lambda: False, PIECE)
-    assert holder.parity.bytes() > group.parity(OLD, "b").stat().st_size
-    holder.parity.clear_away()
-    assert holder.parity.bytes() == group.parity(OLD, "b").stat().st_size
-    assert group.give(OLD, "a", "b") == 0
-    assert group.give(NEW, "a", "b", CommonSave(OLD.id)) > 0
-    group.lose("a")
-    assert_rebuilt(group, OLD, "a", tmp_path / "into")
 
 
 def test_a_sender_learns_why_a_disk_has_not_taken_its_chunk_and_newer_parity_is_whole(group: Group):

@@ -20,12 +20,7 @@ from tests.unit._core.saver.peers.parity_group import GROUP, NEW, OLD, PIECE, Gr
 
 
 @pytest.mark.parametrize(
-    ("holders", "harm"),
-    [
-        ("dabc", lambda path: flip(path, 12)),
-        ("abc", None),
-    ],
-    ids=["damaged", "lost with its node"],
+    ("holders", "harm"), [("dabc", lambda path: flip(path, 12)), ("abc", None)], ids=["damaged", "lost with its node"]
 )
 def test_a_file_that_its_node_cannot_give_is_rebuilt_by_the_others_which_give_theirs(
     group: Group, tmp_path: Path, holders: str, harm: Callable[[Path], None] | None

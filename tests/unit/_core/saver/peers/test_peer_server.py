@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -51,3 +51,14 @@ def test_an_agent_without_descriptors_or_threads_serves_others_once_it_has_some(
         time.sleep(3 * peer_server.PAUSE)
     for number in range(peer_server.STRANGERS + 1):  # no place is kept
         assert echo(server, str(number)) == str(number)
+
+
+def test_a_stranger_is_refused_by_its_address_in_the_log_once(server: PeerServer, caplog: pytest.LogCaptureFixture):
+    for address in ("127.0.0.1", "127.0.0.1", "::1"):
+        with socket.create_connection((address, server.port), 10) as stranger, suppress(ConnectionError):
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while stranger.recv(4096):
+                pass
+    refused = [record.args for record in caplog.records if record.msg.startswith("refused an agent at")]
+    assert [args[0] for args in refused] == ["127.0.0.1", "::1"]  # type: ignore[index]
+    assert echo(server, "after") == "after"

@@ -31,16 +31,7 @@ from fastckpt.errors import BadCheckpoint, FastckptError, ProtocolError
 from fastckpt_run.events import summary
 from tests.support.largest_file import largest_file
 from tests.support.waits import until
-from tests.unit._core.saver.peers.agents import (
-    ATTEMPT,
-    DIRECTORY,
-    SECRET,
-    Agent,
-    link_to,
-    name_of,
-    relay,
-    write_save,
-)
+from tests.unit._core.saver.peers.agents import ATTEMPT, DIRECTORY, SECRET, Agent, link_to, name_of, relay, write_save
 
 SHARDS, STATES = "__1_0.distcp", {"rank_1.pt": b"r" * 10}
 SIZE = (2 << 20) + 5

@@ -20,6 +20,7 @@ from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PlaceInUse, Superseded
+from tests.support.waits import until
 from tests.unit._core.saver.persistence.other_jobs import Other, stop
 from tests.unit._core.storage.checkpoints import images
 
@@ -175,8 +176,7 @@ def test_a_history_record_that_was_removed_is_written_again(fast_path) -> None:
     saver.begin()
     saver.save(1)
     (saver.store.path / ".fastckpt/history-1").unlink()
-    while saver.tenure._held is not None:  # until the next renewal
-        pass
+    until(lambda: saver.tenure._held is None, "the next renewal")
     saver.save(2)
     assert saver.store.histories.read(1).launch == "one"
     saver.tenure.close()

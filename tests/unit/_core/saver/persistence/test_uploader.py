@@ -167,10 +167,7 @@ def together(ranks: Ranks, step: int, kind: StorageType) -> None:
 
 
 def test_a_checkpoint_with_an_upload_is_found_by_its_paths_and_downloads_are_removed_after_the_load(
-    at_url,
-    url,
-    tmp_path,
-    monkeypatch,
+    at_url, url, tmp_path, monkeypatch
 ):
     """Also those of killed readers, by the next launch."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
