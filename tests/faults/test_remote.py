@@ -40,7 +40,7 @@ def test_a_job_with_checkpoints_at_a_url_resumes_after_the_loss_of_its_node(new_
     newest = newest_at_url()
     job.run()
     assert job.injected() == 1 and fault.injected > 3
-    s3.proxy.faults.clear()
+    s3.faults.clear()
     assert job.resumes(0) == job.resumes(1)
     assert [tier for _, tier in job.resumes()] == ["", "memory", "storage"]
     assert job.resumes()[-1] == (newest, "storage")

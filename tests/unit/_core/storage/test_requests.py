@@ -21,9 +21,9 @@ from tests.unit._core.storage.s3 import S3, Fault
 
 def test_uploads_and_retention_make_a_bounded_number_of_requests(s3, tmp_path):
     def asked(deed, *arguments):
-        before = len(s3.proxy.requests)
+        before = len(s3.requests)
         deed(*arguments)
-        return len(s3.proxy.requests) - before
+        return len(s3.requests) - before
 
     def publish(store, step, history=1):
         id = SaveId(history, step)
@@ -58,7 +58,7 @@ MIB = 2**20
 
 @pytest.fixture
 def store(s3: S3, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
-    monkeypatch.setattr(objects_module, "PART", 5 * MIB)
+    monkeypatch.setattr(objects_module, "PART", MIB)
     monkeypatch.setattr(waiting_module, "FIRST", 0.2)
     return RemoteStore("s3://bucket/run")
 
@@ -67,7 +67,7 @@ def test_a_hanging_upload_is_reported_and_cleaned_up_after_its_error(store, s3, 
     monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 1.0)
     monkeypatch.setattr(client_module, "SLOWEST", 100 * MIB)
     model = tmp_path / "model.pt"
-    model.write_bytes(os.urandom(11 * MIB))
+    model.write_bytes(os.urandom(2 * MIB + 5))
     hang = s3.inject(Fault("hang", "PUT|DELETE", r"partNumber=2|checkpoint-1.*(uploadId|manifest)", times=10**6))
     with pytest.raises(PersistError, match=r"no answer in 1 s \(to upload part [123] of checkpoint-1/.*model\.pt\)"):
         store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
@@ -77,7 +77,7 @@ def test_a_hanging_upload_is_reported_and_cleaned_up_after_its_error(store, s3, 
     store._objects._cleaner.submit(int).result(60)
     assert "the next sweep will: TimeoutError: no answer in 1 s (to abort checkpoint-1/" in said.text
     assert hang.injected > 2
-    s3.proxy.faults.clear()
+    s3.faults.clear()
     assert len(store.sweep()) == 1 and s3.objects() == {} and s3.uploads() == []
     store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
     assert [stored.id for stored in store.scan().places] == [(1, 1)]
@@ -90,5 +90,5 @@ def test_a_store_that_answers_late_is_reported_at_growing_intervals(store, s3, s
         assert store.checkpoints() == []
     told = [line for line in said.messages if "has not answered" in line or "answers again" in line]
     assert [("not answered" in line) for line in told] == [True, False] * (len(told) // 2)
-    assert 2 <= len(told) < 2 * len(s3.proxy.requests), "each time it has twice as long"
+    assert 2 <= len(told) < 2 * len(s3.requests), "each time it has twice as long"
     store.close()
