@@ -6,14 +6,13 @@ import os
 import shutil
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
-from tests.support.small_disks import mounted, unmount
+from tests.support.small_disks import leave, mounted, unmount
 
 MIB = 1 << 20
 EXT4_IOC_SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
@@ -71,18 +70,6 @@ def device(tmp_path, new_job) -> Iterator[Device]:
     yield made
     new_job.end()
     unmount(made.path)
-
-
-def leave(path: Path, free: int) -> Path:
-    """Fill a file system up to so many bytes."""
-    ballast = path / f"ballast-{time.monotonic_ns()}"
-    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(1 << 16)):
-            pass
-        while file.write(bytes(1 << 12)):
-            pass
-    os.truncate(ballast, max(0, ballast.stat().st_size - free))
-    return ballast
 
 
 @contextlib.contextmanager

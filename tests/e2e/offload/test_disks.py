@@ -17,9 +17,9 @@ from fastckpt.offload import ActivationOffload
 from fastckpt_run.views import report_text
 from tests.e2e.offload.losses import leaf, one_step, settled, some_loss
 from tests.e2e.offload.test_page import assert_as_on_the_page
-from tests.faults.test_disk import leave, new_device
+from tests.faults.test_disk import new_device
 from tests.support.forked_programs import run
-from tests.support.small_disks import unmount
+from tests.support.small_disks import leave, unmount
 from tests.unit._core.report.schema import COMMON, faults
 from tests.unit._core.report.stories import Story
 

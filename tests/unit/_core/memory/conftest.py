@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.memory.arena import arena_path
+from tests.support.small_disks import mounted, unmount
 
 
 def killed(act: Callable[[], object]) -> None:
@@ -39,23 +39,18 @@ def path(shm: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _mounts(folder: Path, commands: Callable[[Path, int], list[list[str]]]) -> Iterator[Callable[[int], Path]]:
-    mounted: list[Path] = []
+def _mounts(folder: Path, arguments: Callable[[Path, int], list[str]]) -> Iterator[Callable[[int], Path]]:
+    made: list[Path] = []
 
     def mount(mebibytes: int) -> Path:
-        path = folder.with_name(f"{folder.name}-{len(mounted)}")
-        path.mkdir()
-        for command in commands(path, mebibytes):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"cannot mount: {done.stderr.strip()}")
-        mounted.append(path)
+        path = folder.with_name(f"{folder.name}-{len(made)}")
+        made.append(mounted(path, *arguments(path, mebibytes)))
         return path
 
     yield mount
-    for path in mounted:
+    for path in made:
         left = [file.name for file in path.iterdir() if file.name != "lost+found"]
-        _unmount(path)
+        unmount(path)
         assert not left, f"left in {path}: {left}"
 
 
@@ -63,11 +58,11 @@ def _mounts(folder: Path, commands: Callable[[Path, int], list[list[str]]]) -> I
 def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
     """Mounts a tmpfs of so many MiB, where arenas are made then; skips where mounting is not permitted."""
 
-    def commands(path: Path, mebibytes: int) -> list[list[str]]:
+    def arguments(path: Path, mebibytes: int) -> list[str]:
         monkeypatch.setenv("FASTCKPT_SHM_DIR", str(path))
-        return [["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700", "tmpfs", str(path)]]
+        return ["-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700", "tmpfs"]
 
-    with _mounts(tmp_path / "tmpfs", commands) as mount:
+    with _mounts(tmp_path / "tmpfs", arguments) as mount:
         yield mount
 
 
@@ -75,20 +70,11 @@ def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """Mounts a disk of so many MiB; skips where that is not permitted."""
 
-    def commands(path: Path, mebibytes: int) -> list[list[str]]:
-        with (image := path.with_suffix(".img")).open("wb") as file:
-            file.truncate(mebibytes << 20)
-        return [["mkfs.ext4", "-q", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(path)]]
+    def arguments(path: Path, mebibytes: int) -> list[str]:
+        (image := path.with_suffix(".img")).touch()
+        os.truncate(image, mebibytes << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True)
+        return ["-o", "loop", str(image)]
 
-    with _mounts(tmp_path / "disk", commands) as mount:
+    with _mounts(tmp_path / "disk", arguments) as mount:
         yield mount
-
-
-def _unmount(path: Path) -> None:
-    """Threads that mapped an image ahead of its save may need a moment to let go of it."""
-    end = time.monotonic() + 20
-    while (done := subprocess.run(["umount", str(path)], capture_output=True, text=True, check=False)).returncode:
-        if time.monotonic() > end:
-            subprocess.run(["umount", "--lazy", str(path)], check=True)
-            pytest.fail(done.stderr)
-        time.sleep(0.05)

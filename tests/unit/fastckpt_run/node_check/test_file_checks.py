@@ -9,8 +9,7 @@ from fastckpt._core.policy.node_check import Verdict
 from fastckpt_run.node_check import file_checks
 from fastckpt_run.node_check.check_process import CheckProcess
 from fastckpt_run.node_check.file_checks import check_disk, check_shm
-from tests.faults.test_disk import leave
-from tests.support.small_disks import mounted, unmount
+from tests.support.small_disks import leave, mounted, unmount
 
 MIB = 1 << 20
 

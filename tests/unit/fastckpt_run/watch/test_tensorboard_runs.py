@@ -13,8 +13,7 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.watch import tensorboard_runs
 from fastckpt_run.watch.metric_values import MetricValues
 from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns
-from tests.faults.test_disk import leave
-from tests.support.small_disks import mounted, unmount
+from tests.support.small_disks import leave, mounted, unmount
 from tests.unit.fastckpt_run.waits import DEADLINE, until
 
 
