@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from fastckpt._core.format.completeness import RANKS, missing_files
+from tests.support.tables import for_each
 
 OF_TWO = {RANKS: {"0": ["model.pt", "rank_0.pt"], "1": ["rank_1.pt"]}}
 SHARDS = {".metadata", "__0_0.distcp"}
@@ -26,9 +25,7 @@ TABLE: list[tuple[str, set[str], int, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("names", "world", "details", "missing"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
-)
+@for_each(*TABLE)
 def test_a_checkpoint_without_files_of_each_rank_is_incomplete(
     names: set[str], world: int, details: dict[str, Any], missing: list[str]
 ) -> None:
