@@ -39,48 +39,44 @@ def everything(path: Path) -> CheckpointDirectory:
     publish(directory, SaveId(0, 2), str(path / "named/deep/model.pt"))
     nested = images(path.with_name("images"), SaveId(0, 3))
     directory.publish(PublishRequest(SaveId(0, 3), nested | {"deep/in/side.pt": nested["rank_0.pt"]}))
+    contribute(path.with_name("images"), directory, Share(0, 2), SaveId(0, 4))
     shutil.rmtree(path.with_name("images"))
-    contribute(directory, SaveId(0, 4), Share(0, 2))
     directory.mark("1" * 32)
     return directory
 
 
-@pytest.mark.parametrize(
-    ("mask", "mode", "file", "folder"),
-    [
-        (0o022, None, 0o644, 0o755),
+def test_files_on_storage_follow_the_umask_or_have_the_chosen_mode(tmp_path: Path):
+    for mask, mode, file, folder in (
         (0o027, None, 0o640, 0o750),
-        (0o077, None, 0o600, 0o700),
         (0, 0o640, 0o640, 0o750),
         (0o077, 0o620, 0o620, 0o720),
-    ],
-)
-def test_files_on_storage_follow_the_umask_or_have_the_chosen_mode(tmp_path: Path, mask, mode, file, folder):
-    os.umask(mask)
-    modes.choose(mode)
-    everything(tmp_path / "run")
-    assert under(tmp_path / "run") == {("file", oct(file)), ("directory", oct(folder))}
+    ):
+        os.umask(mask)
+        modes.choose(mode)
+        run = tmp_path / f"{mask:o}-{mode}"
+        everything(run)
+        assert under(run) == {("file", oct(file)), ("directory", oct(folder))}
 
 
 def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("mode", [0o2770, 0o700])
-def test_directories_made_by_users_keep_their_mode_and_their_files_of_other_names_theirs(tmp_path: Path, mode: int):
+def test_directories_made_by_users_keep_their_mode_and_their_files_of_other_names_theirs(tmp_path: Path):
     """A group that is inherited stays so."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run").chmod(mode)
     modes.choose(0o660)
-    directory = everything(tmp_path / "run")
-    assert mode_of(directory.path) == mode
-    assert mode_of(directory.path / "checkpoint-1") == 0o770 | mode & 0o2000
-    assert mode_of(directory.path / "checkpoint-1/model.pt") == 0o660
     (tmp_path / "key").touch(0o600)
-    (lock := directory.path / ".fastckpt/writers").unlink()
-    lock.hardlink_to(tmp_path / "key")
-    publish(directory, SaveId(0, 5))
-    assert mode_of(tmp_path / "key") == 0o600
+    for mode in (0o2770, 0o700):
+        (run := tmp_path / f"{mode:o}").mkdir()
+        run.chmod(mode)
+        directory = everything(run)
+        assert mode_of(run) == mode
+        assert mode_of(run / "checkpoint-1") == 0o770 | mode & 0o2000
+        assert mode_of(run / "checkpoint-1/model.pt") == 0o660
+        (lock := run / ".fastckpt/writers").unlink()
+        lock.hardlink_to(tmp_path / "key")
+        publish(directory, SaveId(0, 5))
+        assert mode_of(tmp_path / "key") == 0o600
 
 
 def test_a_file_system_that_refuses_a_mode_keeps_the_checkpoint(tmp_path: Path, monkeypatch, said):  # noqa: F811

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fastckpt._core.io.read_errors import Phase, ReadVerdict, in_words, remedy, verdict, worst
 from fastckpt._core.policy.resume import MEMORY, PEER, REMOTE, STORAGE
 from fastckpt.errors import AgentLost, ArenaTooSmall, BadCheckpoint, FastckptError, PersistError, SaverError
+from tests.support.tables import for_each
 
 DAMAGE, NO_ANSWER, MISTAKE = ReadVerdict.DAMAGE, ReadVerdict.NO_ANSWER, ReadVerdict.USERS_MISTAKE
 
@@ -79,16 +80,13 @@ def test_what_a_loader_refuses_is_no_damage_of_bytes_that_were_read():
     assert found == [expected] * len(OF_LOADERS)
 
 
-@pytest.mark.parametrize(
-    ("tier", "number", "expected"),
-    [
-        (MEMORY, errno.EACCES, DAMAGE),  # it is not ours
-        (MEMORY, errno.EMFILE, NO_ANSWER),
-        (MEMORY, errno.ENOENT, DAMAGE),
-        (PEER, errno.ETIMEDOUT, DAMAGE),  # the node is gone
-        (PEER, errno.ENOMEM, NO_ANSWER),
-        (STORAGE, errno.ETIMEDOUT, NO_ANSWER),
-    ],
+@for_each(
+    (MEMORY, errno.EACCES, DAMAGE),  # it is not ours
+    (MEMORY, errno.EMFILE, NO_ANSWER),
+    (MEMORY, errno.ENOENT, DAMAGE),
+    (PEER, errno.ETIMEDOUT, DAMAGE),  # the node is gone
+    (PEER, errno.ENOMEM, NO_ANSWER),
+    (STORAGE, errno.ETIMEDOUT, NO_ANSWER),
 )
 def test_a_verdict_may_depend_on_the_tier(tier, number, expected):
     assert verdict(*of(number), Phase.OPENING, tier) is expected

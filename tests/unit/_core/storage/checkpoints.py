@@ -2,15 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import JSON
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.local.part_files import Contribution
 from fastckpt._core.storage.local.scan import Scan
 from fastckpt._core.storage.share import Share
-from fastckpt._core.storage.store import Store
+from fastckpt._core.storage.store import Pending, Store
 
 
 def images(path: Path, id: SaveId) -> dict[str, Path]:
@@ -40,11 +40,12 @@ def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:
     return _written(path, {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id})
 
 
-def contribute(directory: CheckpointDirectory, id: SaveId, share: Share) -> Contribution:
-    """Write a node's part, as in a job with one rank on each node."""
-    images = images_of_node(directory.path.parent / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
-    details: dict[str, JSON] = {"attempt": share.attempt, "omp_num_threads": 1}
-    return directory.contribute(PublishRequest(id, images, world_size=share.nodes, details=details), share)
+def contribute(folder: Path, store: Store, share: Share, id: SaveId, **request: Any) -> Pending:
+    """Write a node's part, as in a job with one rank on each node; its images are made in the folder."""
+    images = images_of_node(folder / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
+    details = {"attempt": share.attempt, "omp_num_threads": 1}
+    more = {"images": images, "world_size": share.nodes, "details": details} | request
+    return store.contribute(PublishRequest(id, **more), share)
 
 
 def ids(store: Store) -> list[SaveId]:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import layout
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.remote import upload
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.share import Share
-from fastckpt._core.storage.store import Pending, Store, open_store
+from fastckpt._core.storage.store import Store, open_store
 from fastckpt.errors import BadCheckpoint, PersistError
-from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, images_of_node, publish
+from tests.unit._core.storage import checkpoints
+from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, publish
 from tests.unit._core.storage.conftest import at_once
 
 OLD, NEW = SaveId(0, 7), SaveId(1, 7)
@@ -41,16 +41,7 @@ def far(fast_path: Path) -> Iterator[RemoteStore]:
 
 @pytest.fixture
 def contribute(fast_path: Path):
-    """Write a node's part, as in a job with one rank on each node."""
-
-    def do(store: Store, share: Share, id: SaveId = NEW, **request) -> Pending:
-        images = images_of_node(fast_path / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
-        details = {"attempt": share.attempt, "omp_num_threads": 1}
-        return store.contribute(
-            PublishRequest(id, **{"images": images, "world_size": share.nodes, "details": details} | request), share
-        )
-
-    return do
+    return lambda store, share, id=NEW, **request: checkpoints.contribute(fast_path, store, share, id, **request)
 
 
 def ids(store: Store) -> list[SaveId]:
@@ -150,16 +141,19 @@ def test_a_part_is_written_once_and_another_attempt_replaces_what_the_first_publ
     assert_clean(directory)
 
 
-@pytest.mark.parametrize(("name", "content"), [("rank_1.pt", b"short"), ("rank_1.pt", None), ("part-1.json", b"short")])
-def test_a_damaged_part_is_missing_until_it_is_written_again(directory, contribute, name, content):
-    contribute(directory, Share(1, 2))
-    [path] = directory.path.rglob(name)
-    path.write_bytes(content) if content else path.unlink()
-    first = contribute(directory, Share(0, 2))
-    assert first.missing() == [1] and first.complete() is None
-    contribute(directory, Share(1, 2))
-    assert first.complete() and assert_sound(directory) == [NEW]
-    assert_clean(directory)
+def test_a_damaged_part_is_missing_until_it_is_written_again(directory, contribute):
+    for history, (name, content) in enumerate(
+        (("rank_1.pt", b"short"), ("rank_1.pt", None), ("part-1.json", b"short"))
+    ):
+        id = SaveId(history, 7)
+        contribute(directory, Share(1, 2), id)
+        [path] = (directory.path / ".fastckpt").rglob(name)
+        path.write_bytes(content) if content else path.unlink()
+        first = contribute(directory, Share(0, 2), id)
+        assert first.missing() == [1] and first.complete() is None
+        contribute(directory, Share(1, 2), id)
+        assert first.complete() and assert_sound(directory) == [id]
+        assert_clean(directory)
 
 
 def test_a_part_that_another_node_has_written_over_is_missing_and_one_of_no_node_not_reported(directory, contribute):
