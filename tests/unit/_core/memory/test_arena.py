@@ -172,15 +172,23 @@ def test_an_image_of_another_size_is_a_new_file_and_the_old_stays_mapped(arena: 
     assert [p.name for p in slot.iterdir()] == ["model.pt"]
 
 
-@pytest.mark.parametrize("size", [1 << 20, 6 << 20, (8 << 20) + 100, 13 << 20])
-def test_an_image_that_was_begun_in_another_size_is_reserved_in_full(arena: Arena, slot: Path, size: int):
-    arena.begin(slot, "model.pt", 8 << 20, threading.Event())
-    assert (arena.begun_bytes(), images_in(slot)) == (8 << 20, {})
-    arena.reserve(slot, "model.pt", size)
-    status = (slot / "model.pt").stat()
-    assert status.st_size == size <= status.st_blocks * 512 < size + 4096
-    assert (slot / "model.pt").read_bytes() == bytes(size)
-    assert arena.begun_bytes() == 0 and names_in(slot) == ["model.pt"]
+def test_an_image_that_was_begun_is_reserved_in_full_whatever_its_size_or_abandoned(arena: Arena, slot: Path):
+    for size in (1 << 20, 6 << 20, (8 << 20) + 100, 13 << 20):
+        arena.begin(slot, f"{size}.pt", 8 << 20, threading.Event())
+        assert (arena.begun_bytes(), arena.begun_in(slot)) == (8 << 20, [f"{size}.pt"])
+        arena.reserve(slot, f"{size}.pt", size)
+        status = (slot / f"{size}.pt").stat()
+        assert status.st_size == size <= status.st_blocks * 512 < size + 4096
+        assert (slot / f"{size}.pt").read_bytes() == bytes(size)
+        assert arena.begun_bytes() == 0 and names_in(slot) == [f"{size}.pt"]
+        (slot / f"{size}.pt").unlink()
+    for name in ("model.pt", "step-1/rank.pt"):
+        arena.begin(slot, name, 2 << 20, threading.Event())
+    assert (arena.begun_bytes(), sorted(arena.begun_in(slot))) == (4 << 20, ["model.pt", "step-1/rank.pt"])
+    for name, left in (("step-1/rank.pt", ["model.pt"]), ("model.pt", [])):
+        arena.abandon(slot, [name])
+        names = [f".begun-{each}" for each in left]
+        assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (len(left) * (2 << 20), left, names)
 
 
 def test_what_others_have_left_where_an_image_is_begun_is_not_used(arena: Arena, slot: Path):
@@ -198,16 +206,6 @@ def test_what_others_have_left_where_an_image_is_begun_is_not_used(arena: Arena,
     successor = Arena.open(arena.path, "/checkpoints")
     assert [*(slot / "parts").iterdir()] == [] and images_in(slot) == {"model.pt": 8192, "other.pt": 4096}
     successor.remove()
-
-
-def test_an_image_that_was_begun_can_be_abandoned(arena: Arena, slot: Path):
-    for name in ("model.pt", "step-1/rank.pt"):
-        arena.begin(slot, name, 2 << 20, threading.Event())
-    assert (arena.begun_bytes(), sorted(arena.begun_in(slot))) == (4 << 20, ["model.pt", "step-1/rank.pt"])
-    for name, left in (("step-1/rank.pt", ["model.pt"]), ("model.pt", [])):
-        arena.abandon(slot, [name])
-        names = [f".begun-{each}" for each in left]
-        assert (arena.begun_bytes(), arena.begun_in(slot), names_in(slot)) == (len(left) * (2 << 20), left, names)
 
 
 def test_an_image_without_memory_for_it_is_an_error_and_leaves_no_file(small_tmpfs: Callable[[int], Path]):

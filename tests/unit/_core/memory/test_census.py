@@ -3,7 +3,6 @@
 import json
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -48,47 +47,18 @@ def found(shm: Path) -> ArenaEntry:
     return entry
 
 
-def test_an_arena_in_use_is_described_and_not_removed(shm: Path, path: Path):
-    assert census(shm) == []
-    with pytest.raises(FileNotFoundError):
-        census(shm / "nowhere")
-    arena = Arena.open(path, "/checkpoints")
-    arena.make_slots(2)
-    arena.claim_for("mark")
-    commit(arena.slots[0])
-    entry = found(shm)
-    assert (entry.path, entry.uid, entry.directory) == (path, os.getuid(), "/checkpoints")
-    assert entry.state is ArenaState.IN_USE
-    assert entry.claim.seen == "mark" and entry.is_arena
-    assert entry.owner == Process.current() and entry.owner.is_alive()
-    assert entry.slots == {"slot-0": SAVE, "slot-1": None} and entry.newest == SAVE
-    assert 8192 <= entry.size <= 8192 + 20 * 4096
-    with pytest.raises(ArenaInUse, match="in use"):
-        clean(entry, force=True)
-    assert found(shm) == entry
-    arena.remove()
-    assert census(shm) == []
-
-
-def test_an_abandoned_arena_with_a_checkpoint_is_removed_only_by_force(shm: Path, path: Path):
-    leave(path, holding=True)
-    with pytest.raises(FastckptError, match=r"holds step 7 of history 2 of /checkpoints"):
-        clean(found(shm))
-    assert found(shm).newest == SAVE
-    clean(found(shm), force=True)
-    assert list(shm.iterdir()) == []
-    leave(path, holding=True)
-    (path / "slot-1" / "model.pt").unlink()
-    assert (found(shm).state, found(shm).newest) == (ArenaState.LEFT_BEHIND, None)
-    clean(found(shm))
-    assert list(shm.iterdir()) == []
-
-
-def test_an_arena_that_came_into_use_after_the_census_is_not_removed(shm: Path, path: Path):
+def test_an_arena_that_came_into_use_after_the_census_is_not_removed_and_its_checkpoint_only_by_force(shm, path):
     """An owner, or a writer alone, that came after the look."""
+    assert census(shm) == []
     leave(path, holding=False)
     entry = found(shm)
     owner = Arena.open(path, "/checkpoints")
+    commit(owner.slots[0])
+    used = found(shm)
+    assert (used.path, used.uid, used.directory, used.claim.seen) == (path, os.getuid(), "/checkpoints", "mark")
+    assert (used.state, used.owner, used.is_arena) == (ArenaState.IN_USE, Process.current(), True)
+    assert used.slots == {"slot-0": SAVE, "slot-1": None} and 8192 <= used.size <= 8192 + 20 * 4096
+    slots.clear(owner.slots[0])
     with pytest.raises(ArenaInUse, match="in use"):
         clean(entry, force=True)
     owner.release()
@@ -100,7 +70,16 @@ def test_an_arena_that_came_into_use_after_the_census_is_not_removed(shm: Path, 
     leave(path, holding=True)
     with pytest.raises(ArenaInUse, match="was used since"):
         clean(entry, force=True)
+    with pytest.raises(FastckptError, match=r"holds step 7 of history 2 of /checkpoints"):
+        clean(found(shm))
     assert found(shm).newest == SAVE
+    clean(found(shm), force=True)
+    assert list(shm.iterdir()) == []
+    leave(path, holding=True)
+    (path / "slot-1" / "model.pt").unlink()
+    assert (found(shm).state, found(shm).newest) == (ArenaState.LEFT_BEHIND, None)
+    clean(found(shm))
+    assert list(shm.iterdir()) == []
 
 
 def test_a_telemetry_block_is_a_part_of_its_arena_and_a_stray_one_is_removed_unless_in_use(shm, path, monkeypatch):
@@ -142,37 +121,30 @@ def test_files_not_made_by_fastckpt_or_of_others_are_foreign_even_to_root(shm, p
     path.chmod(0o700) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-@pytest.mark.parametrize(
-    ("change", "swept"),
-    [
-        (lambda path: of_boot(path, "an earlier one"), True),
-        (lambda path: None, False),
-        (lambda path: (path / "owner").write_text("{}"), False),
-        (lambda path: path.rename(path.with_name(f"{path.name}.removed-01234567")), True),
-    ],
-)
-def test_a_sweep_removes_what_is_of_an_earlier_boot_or_half_removed(
-    shm: Path, path: Path, change: Callable[[Path], object], swept: bool
-):
+def test_a_sweep_removes_what_is_of_an_earlier_boot_or_half_removed_and_in_use_by_nobody(shm: Path, path: Path):
     leave(path, holding=True)
-    change(path)
     sweep(shm)
-    assert (census(shm) == []) is swept
-
-
-def test_a_sweep_removes_nothing_that_is_in_use(shm: Path, path: Path):
+    owner = (path / "owner").read_text()
+    (path / "owner").write_text("{}")
+    sweep(shm)
+    assert found(shm).newest == SAVE
+    (path / "owner").write_text(owner)
+    of_boot(path, "an earlier one")
     arena = Arena.open(path, "/checkpoints")
+    assert [slots.read(slot).committed for slot in arena.slots] == [None, None]
     of_boot(path, "an earlier one")
     writer = Presence(path)
-    sweep(shm)
-    assert found(shm).state is ArenaState.IN_USE
-    arena.release()
-    sweep(shm)
-    assert found(shm).state is ArenaState.IN_USE
-    writer.close()
+    for user in (arena.release, writer.close):
+        sweep(shm)
+        assert found(shm).state is ArenaState.IN_USE
+        user()
     assert found(shm).state is ArenaState.OLD_BOOT
     sweep(shm)
     assert census(shm) == []
+    leave(path, holding=True)
+    path.rename(path.with_name(f"{path.name}.removed-01234567"))
+    sweep(shm)
+    assert [*shm.iterdir()] == []
 
 
 def test_a_sweep_removes_blocks_of_the_dead_whatever_place_they_had_and_of_nobody_else(shm: Path):
@@ -222,11 +194,3 @@ def test_a_block_that_is_made_while_launches_sweep_is_there(shm: Path):
             ends.set()
         assert [each.result() for each in sweepers] == [None, None]
     unlink(name)
-
-
-def test_memory_of_an_earlier_boot_is_not_adopted(path: Path):
-    leave(path, holding=True)
-    of_boot(path, "an earlier one")
-    arena = Arena.open(path, "/checkpoints")
-    assert [slots.read(slot).committed for slot in arena.slots] == [None, None]
-    arena.remove()

@@ -4,32 +4,28 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from fastckpt._core.memory import directory_claim as claim_module
 from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.directory_claim import DirectoryClaim
+from tests.support.tables import for_each
 from tests.unit._core.memory.conftest import killed
 
 
-@pytest.mark.parametrize(
-    ("claim", "mark", "inode", "ours"),
-    [
-        (DirectoryClaim(seen="a", inode=1), "a", 1, True),
-        (DirectoryClaim(seen="a", inode=1), "a", 2, True),  # moved to another disk
-        (DirectoryClaim(seen="a", inode=1), "b", 1, False),
-        (DirectoryClaim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
-        (DirectoryClaim(wanted="a", inode=1), "", 1, True),  # it could not be marked
-        (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # created again before it could be
-        (DirectoryClaim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
-        (DirectoryClaim(wanted="a", inode=1), "b", 1, True),  # another node was first
-        (DirectoryClaim(wanted="a", inode=1), "b", 2, False),
-        (DirectoryClaim(wanted="a"), "b", 2, True),  # at a URL
-        (DirectoryClaim(), "", 1, False),
-        (DirectoryClaim(), "a", 1, False),
-        (DirectoryClaim(unnamed=True), "", 1, True),  # an earlier version's
-        (DirectoryClaim(unnamed=True), "a", 1, False),
-    ],
+@for_each(
+    (DirectoryClaim(seen="a", inode=1), "a", 1, True),
+    (DirectoryClaim(seen="a", inode=1), "a", 2, True),  # moved to another disk
+    (DirectoryClaim(seen="a", inode=1), "b", 1, False),
+    (DirectoryClaim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
+    (DirectoryClaim(wanted="a", inode=1), "", 1, True),  # it could not be marked
+    (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # created again before it could be
+    (DirectoryClaim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
+    (DirectoryClaim(wanted="a", inode=1), "b", 1, True),  # another node was first
+    (DirectoryClaim(wanted="a", inode=1), "b", 2, False),
+    (DirectoryClaim(wanted="a"), "b", 2, True),  # at a URL
+    (DirectoryClaim(), "", 1, False),
+    (DirectoryClaim(), "a", 1, False),
+    (DirectoryClaim(unnamed=True), "", 1, True),  # an earlier version's
+    (DirectoryClaim(unnamed=True), "a", 1, False),
 )
 def test_an_arena_belongs_to_the_directory_of_its_mark_or_inode(
     claim: DirectoryClaim, mark: str, inode: int, ours: bool

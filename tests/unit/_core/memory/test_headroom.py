@@ -40,16 +40,14 @@ def member(tmp_path: Path, monkeypatch):
     return belongs
 
 
-def test_the_free_space_of_the_tmpfs_limits_memory(small_tmpfs, member):
+def test_the_free_space_of_the_tmpfs_or_the_available_memory_of_the_host_limits_memory(
+    small_tmpfs, member, monkeypatch
+):
     member("0::/")
     shm = small_tmpfs(200)
     assert headroom(shm).limit == str(shm)
     assert headroom(shm).free == less_reserve(200 * MIB, 200 * MIB)
     assert str(headroom(shm)) == f"{shm} has 190.0 MiB free of 200.0 MiB"
-
-
-def test_the_available_memory_of_the_host_limits_memory(member, monkeypatch):
-    member("0::/")
     for available, free in ((100 * MIB, 36 * MIB), (1, 0)):
         monkeypatch.setattr(module.psutil, "virtual_memory", lambda: Memory(available, 4096 * MIB))  # noqa: B023
         found = headroom(Path("/dev/shm"))

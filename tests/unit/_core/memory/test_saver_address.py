@@ -3,9 +3,7 @@
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from fastckpt._core.ipc.channel import Channel
 from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
-from tests.faults.test_hostile import NOBODY
+from tests.support.other_users import NOBODY, as_nobody
 from tests.unit._core.memory.conftest import killed
 
 KEY = "0" * 24
@@ -77,26 +75,12 @@ def test_posting_an_address_in_full_memory_is_an_error_with_a_remedy(small_tmpfs
 def test_postings_and_sockets_of_another_user_are_passed_over(shm: Path):
     """It has taken what can be guessed, before the job begins."""
     decoy, folder = shm / f"fastckpt-0-saver-{KEY}-{'f' * 16}", shm / f"fastckpt-0-saver-{KEY}"
-    fork = get_context("fork")
-    is_ready = fork.Event()
-
-    def take_all() -> None:
-        os.umask(0)
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-        decoy.write_text(f"{decoy.name} @fastckpt-decoy")
-        folder.mkdir()
-        with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener:
+        with as_nobody():
+            decoy.write_text(f"{decoy.name} @fastckpt-decoy")
+            folder.mkdir()
             listener.bind("\0fastckpt-decoy")
             listener.listen(1)  # and nobody is ever answered
-            is_ready.set()
-            time.sleep(600)
-
-    other = fork.Process(target=take_all)
-    other.start()
-    try:
-        assert is_ready.wait(30)
         with pytest.raises(AgentLost):
             find(shm, KEY, 0)
         posting = SaverAddress(shm, KEY, "@here")
@@ -104,8 +88,5 @@ def test_postings_and_sockets_of_another_user_are_passed_over(shm: Path):
         posting.close()
         with pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}"):
             Channel("@fastckpt-decoy", 30)
-    finally:
-        other.kill()
-        other.join()
     decoy.unlink()
     folder.rmdir()

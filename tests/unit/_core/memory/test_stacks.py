@@ -60,28 +60,22 @@ def test_stacks_of_all_threads_are_read_whatever_the_process_does(body: str):
 
 
 def test_only_a_process_that_offers_stacks_gets_the_signal_and_is_waited_for_with_a_limit():
-    """To any other process it would be deadly."""
-    with caught(ASLEEP) as (process, token):
-        other, pid = subprocess.Popen(["sleep", "60"]), process.pid
-        process.send_signal(signal.SIGSTOP)
-        questions = {0: (other.pid, token), 1: (pid, 0), 2: (2**22 + 1, token), 3: (pid, token + 1), 4: (pid, token)}
-        assert ask(questions, 0.2) == dict.fromkeys(questions, Stacks())
-        assert other.poll() is None
-        other.kill()
-        other.wait()
-
-
-def test_a_process_that_reset_its_handlers_gets_no_signal():
-    """It would be deadly now."""
+    """To any other process it would be deadly, and to one that has reset its handlers."""
     body = """
     import signal
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(number, signal.SIG_DFL)
     print("reset", flush=True)
     while True: pass"""
-    with caught(body) as (process, token):
-        assert process.stdout.readline() == b"reset\n"
-        assert ask({0: (process.pid, token)}, 0.2) == {0: Stacks()}
+    with caught(ASLEEP) as (process, token), caught(body) as (reset, itself):
+        assert reset.stdout.readline() == b"reset\n"
+        other, pid = subprocess.Popen(["sleep", "60"]), process.pid
+        process.send_signal(signal.SIGSTOP)
+        asked = [(other.pid, token), (pid, 0), (2**22 + 1, token), (pid, token + 1), (pid, token), (reset.pid, itself)]
+        assert ask(dict(enumerate(asked)), 0.2) == dict.fromkeys(range(6), Stacks())
         time.sleep(0.1)
+        assert other.poll() is None
+        other.kill()
+        other.wait()
 
 
 def test_offering_stacks_changes_no_other_handlers():

@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -47,19 +46,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=2M", "tmpfs")
     yield path
     unmount(path)
-
-
-@contextmanager
-def as_nobody() -> Iterator[None]:
-    """Without root's right to read and write everything."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 def at_once(count: int, act: Callable[[int], str]) -> list[str]:

@@ -10,8 +10,9 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
+from tests.cli import harm
+from tests.support.other_users import as_nobody
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, publish
-from tests.unit._core.storage.conftest import as_nobody
 
 OLD, BAD, NEWER = SaveId(0, 5), SaveId(1, 6), SaveId(2, 6)
 
@@ -24,38 +25,26 @@ def place(directory):
     return directory.path / "checkpoint-6"
 
 
-def flip(path):
-    text = bytearray(path.read_bytes())
-    text[text.index(b'"step": ') + 8] ^= 1
-    path.write_bytes(text)
+def garble(path):
+    path.write_bytes(os.urandom(500))
 
 
-HARMS = {
-    "half": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"x"),
-    "empty": lambda path: os.truncate(path, 0),
-    "gone": lambda path: path.unlink(),
-    "a directory": lambda path: (path.unlink(), path.mkdir()),
-    "a link to nothing": lambda path: (path.unlink(), path.symlink_to("nowhere")),
-    "garbled": lambda path: path.write_bytes(os.urandom(500)),
-    "flipped": flip,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    [("rank_0.pt", harm) for harm in [*HARMS][:6]]
-    + [("manifest.json", harm) for harm in ("half", "empty", "garbled", "flipped", "a directory")],
-)
-def test_damage_that_a_look_shows_does_not_count_and_stays_for_a_person_to_look_at(directory, place, name, harm):
-    path = place / name
-    HARMS[harm](path)
-    assert ids(directory) == [OLD]
-    [(found, why)] = directory.scan().damaged
-    assert found == place and str(path) in why
-    assert name != "rank_0.pt" or re.search(r"\d+ (bytes|were saved)", why)
-    directory.sweep()
-    assert directory.scan().damaged == [(place, why)]
+@pytest.mark.parametrize("name", ["rank_0.pt", "manifest.json"])
+def test_damage_that_a_look_shows_does_not_count_and_stays_for_a_person_to_look_at(directory, place, name):
+    path, kept = place / name, directory.path.parent / "kept"
+    of_manifests = [harm.flip, harm.truncate, harm.empty, harm.directory_instead, garble]
+    for damage in of_manifests if name == "manifest.json" else harm.ALL[1:]:
+        shutil.copytree(place, kept)
+        damage(path)
+        assert ids(directory) == [OLD], damage
+        [(found, why)] = directory.scan().damaged
+        assert found == place and str(path) in why
+        assert name != "rank_0.pt" or re.search(r"\d+ (bytes|were saved)", why)
+        directory.sweep()
+        assert directory.scan().damaged == [(place, why)]
+        shutil.rmtree(place)
+        kept.rename(place)
+    damage(path)
     publish(directory, SaveId(1, 7))
     assert ids(directory) == [(1, 7), OLD]
 
@@ -63,11 +52,7 @@ def test_damage_that_a_look_shows_does_not_count_and_stays_for_a_person_to_look_
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
 def test_a_flipped_bit_or_a_missing_file_is_found_by_verify(directory, place, name):
     newest, path = directory.checkpoints()[0], place / name
-    times = path.stat()
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does it, which tells nobody
+    harm.flip(path)
     assert ids(directory) == [BAD, OLD]  # a scan looks at sizes only
     directory.verify(newest, ["rank_0.pt" if name == "model.pt" else "model.pt"])
     for names in (None, [name]):
@@ -136,22 +121,22 @@ def test_a_quarantined_checkpoint_does_not_count_and_its_files_are_never_deleted
         publish(directory, SaveId(4, 8), str(aside / "model.pt"))
 
 
-@pytest.mark.parametrize("harm", ["manifest.json", "model.pt"])
+@pytest.mark.parametrize("name", ["manifest.json", "model.pt"])
 def test_a_checkpoint_that_a_scan_finds_damaged_is_quarantined_also_when_its_step_is_saved_again(
-    directory, place, harm
+    directory, place, name
 ):
-    os.truncate(place / harm, 10)
+    os.truncate(place / name, 10)
     before = content(place)
     [(path, why)] = directory.scan().damaged
     aside = directory.quarantine(path, why)
-    assert aside.name.startswith("quarantine-1-6-" if harm == "model.pt" else "quarantine-checkpoint-6-")
+    assert aside.name.startswith("quarantine-1-6-" if name == "model.pt" else "quarantine-checkpoint-6-")
     scan = directory.scan()
     assert (scan.damaged, scan.quarantined) == ([], [(aside, why)])
     aside.rename(place)
     publish(directory, NEWER)
     assert assert_sound(directory) == [NEWER, OLD]
     [(aside, why)] = directory.scan().quarantined
-    assert content(aside) == before and harm in why
+    assert content(aside) == before and name in why
     assert_clean(directory)
     for gone in (path, directory.path / "checkpoint-77"):
         with pytest.raises(PersistError, match="another checkpoint took its place"):

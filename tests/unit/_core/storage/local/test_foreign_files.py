@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from fastckpt._core.storage.local import foreign_files as f
 from fastckpt._core.storage.local.foreign_files import foreign
+from fastckpt._core.storage.local.layout import TRACKER
 
 STATE = {"model": {"w": torch.ones(3)}, "step": 100}
 LIGHTNING = STATE | {"pytorch-lightning_version": "2.5"}
@@ -36,17 +37,9 @@ def write(path: Path, content: Any = None) -> None:
         (f.TORCH, "epoch_3/net.pt", {"epoch_3/net.pt": torch.nn.Linear(2, 2)}),
         (f.LIGHTNING, "epoch=0-step=10.ckpt", {"epoch=0-step=10.ckpt": LIGHTNING}),
         (f.DEEPSPEED, "global_step5", {"global_step5/mp_rank_00_model_states.pt": STATE, "latest": None}),
-        (
-            f.TRAINER,
-            "checkpoint-500",
-            {"checkpoint-500/optimizer.pt": STATE, "checkpoint-500/trainer_state.json": None},
-        ),
+        (f.TRAINER, "checkpoint-5", {"checkpoint-5/optimizer.pt": STATE, "checkpoint-5/trainer_state.json": None}),
         (f.ACCELERATE, ".", {"optimizer.bin": STATE, "random_states_0.pkl": None}),
-        (
-            f.MEGATRON,
-            "iter_0000100",
-            {"iter_0000100/mp_rank_00/model_optim_rng.pt": STATE, "latest_checkpointed_iteration.txt": None},
-        ),
+        (f.MEGATRON, "iter_010", {"iter_010/mp_rank_00/model_optim_rng.pt": STATE, TRACKER: None}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -58,7 +51,7 @@ def test_checkpoints_of_other_tools_are_recognized(tmp_path: Path, writer: str, 
 
 def test_files_that_are_no_checkpoints_are_not_recognized_as_such(tmp_path: Path):
     for name in ("train.log", "config.json", "events.out.tfevents.1.host", "runs/version_0/hparams.yaml", "latest",
-                 "latest_checkpointed_iteration.txt", "checkpoint-3/notes.txt", ".fastckpt/writers", "data.tar",
+                 TRACKER, "checkpoint-3/notes.txt", ".fastckpt/writers", "data.tar",
                  "empty.pt", "model.safetensors", "tokenizer-2/tokenizer.json"):  # fmt: skip
         write(tmp_path / name)
     write(tmp_path / "images.pt", torch.ones(10))

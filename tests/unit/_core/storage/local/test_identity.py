@@ -13,6 +13,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.identity import identity, mark
 from fastckpt.errors import PersistError
+from tests.support.small_disks import leave
 from tests.unit._core.storage.checkpoints import ids, publish
 from tests.unit._core.storage.conftest import at_once
 
@@ -50,16 +51,22 @@ def test_a_directory_with_an_unreadable_mark_is_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [0, errno.EPERM])
-def test_an_incomplete_identity_mark_is_replaced(tmp_path: Path, monkeypatch, number: int) -> None:
+def test_an_incomplete_mark_is_replaced_and_of_those_by_several_nodes_the_first_wins(tmp_path, monkeypatch, number):
     """Its writer died between its creation and its writing, or the machine did; perhaps without links or locks."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
+    (tmp_path / ".fastckpt").mkdir()
     if number:
         links_refused(monkeypatch, number)
+    for torn in (None, "", None, ""):
+        (tmp_path / MARK).unlink(missing_ok=True) if torn is None else (tmp_path / MARK).write_text(torn)
+        said = at_once(3, lambda process: mark(tmp_path, f"{process:032x}"))
+        assert set(said) == {identity(tmp_path)} and len(said[0]) == 32
+        assert os.listdir(tmp_path / ".fastckpt") == ["identity"]
+    if number:
         monkeypatch.setattr(fcntl, "flock", refuse)
-    (tmp_path / ".fastckpt").mkdir()
     for torn in ("", "12", "\0" * 32, "z" * 70):
         (tmp_path / MARK).write_text(torn)
         assert identity(tmp_path) == ""
@@ -67,28 +74,10 @@ def test_an_incomplete_identity_mark_is_replaced(tmp_path: Path, monkeypatch, nu
         assert os.listdir(tmp_path / ".fastckpt") == ["identity"]
 
 
-@pytest.mark.parametrize("number", [0, errno.EPERM])
-@pytest.mark.parametrize("torn", [False, True])
-def test_of_identities_by_several_nodes_the_first_wins(tmp_path: Path, monkeypatch, number: int, torn: bool) -> None:
-    if number:
-        links_refused(monkeypatch, number)
-    for turn in range(2):
-        directory = tmp_path / str(turn)
-        (directory / ".fastckpt").mkdir(parents=True)
-        if torn:
-            (directory / MARK).touch()
-        said = at_once(3, lambda process, directory=directory: mark(directory, f"{process:032x}"))
-        assert set(said) == {identity(directory)} and len(said[0]) == 32
-        assert os.listdir(directory / ".fastckpt") == ["identity"]
-
-
 def test_a_full_or_read_only_disk_gets_its_identity_later_and_keeps_no_draft(disk: Path) -> None:
     (disk / ".fastckpt").mkdir()
     (disk / MARK).touch()
-    ballast = disk / "ballast"
-    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        while file.write(bytes(4096)):
-            pass
+    ballast = leave(disk, 0)
     assert mark(disk, ONE) == identity(disk) == ""
     (disk / MARK).unlink()
     assert mark(disk, ONE) == "" and os.listdir(disk / ".fastckpt") == []
@@ -118,20 +107,22 @@ def assert_refused(directory: CheckpointDirectory, why: str = "it has no .fastck
     assert not list(directory.path.glob("checkpoint-9"))
 
 
-@pytest.mark.parametrize("below", ["", "run"], ids=["at its mount", "below its mount"])
-def test_a_directory_whose_mount_is_lost_is_not_written_to_until_it_is_back(disk: Path, below: str) -> None:
-    directory = known(disk / below)
+def test_a_directory_whose_mount_is_lost_is_not_written_to_until_it_is_back(disk: Path) -> None:
+    """At its mount, and below it."""
+    directories = [known(disk), known(disk / "run")]
     (aside := disk.with_name("aside")).mkdir()
     subprocess.run(["mount", "--bind", str(disk), str(aside)], check=True)
     subprocess.run(["umount", str(disk)], check=True)
     try:
-        assert_refused(directory)
+        for directory in directories:
+            assert_refused(directory)
         assert not [path for path in disk.iterdir() if not path.name.startswith("image-")]
     finally:
         subprocess.run(["mount", "--bind", str(aside), str(disk)], check=True)
         subprocess.run(["umount", str(aside)], check=True)
-    publish(directory, SaveId(1, 3))
-    assert ids(directory) == [SaveId(1, 3), SaveId(1, 1)]
+    for directory in directories:
+        publish(directory, SaveId(1, 3))
+        assert ids(directory) == [SaveId(1, 3), SaveId(1, 1)]
 
 
 def test_a_directory_with_another_mark_or_that_somebody_else_made_again_is_not_written_to(tmp_path: Path) -> None:
