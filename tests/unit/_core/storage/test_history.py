@@ -132,7 +132,9 @@ def test_a_renewal_writes_no_record_that_was_removed_nor_to_a_file_of_the_user_o
     assert thesis.read_text() == "years"
 
 
-def test_a_lost_answer_to_a_record_is_recognized_by_its_token_and_a_store_without_conditions_refused(s3: S3) -> None:
+def test_a_lost_answer_to_a_record_is_recognized_by_its_token_and_a_store_without_conditions_refused(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client asks again, and is told that there is one: by its token it sees that this is its own."""
     fault = s3.inject(Fault("lose", "PUT", "history-1"))
     store = open_store("s3://bucket/run1")
@@ -142,11 +144,7 @@ def test_a_lost_answer_to_a_record_is_recognized_by_its_token_and_a_store_withou
     with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
         store.histories.create(record(2))
     store.close()
-
-
-def test_a_store_that_creates_an_object_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some take a conditional request for any other."""
-    store = RemoteStore(f"memory://{tmp_path.name}/run")
+    store = RemoteStore(f"memory://{tmp_path.name}/run")  # some take a conditional request for any other
     monkeypatch.setattr(store._objects, "_condition", {"mode": "overwrite"})
     with pytest.raises(ConfigError, match=r"makes an object twice.*--fast-no-exclusive"):
         store.histories.create(record())
