@@ -38,6 +38,13 @@ class Baker:
         self.image = Image(self.path)
         self.files += 1
 
+    def check(self, state: Any) -> None:
+        """Save, and compare what loads with what torch.save and torch.load make of it."""
+        want = reference(state)
+        self.save(state)
+        for mmap in (True, False):
+            assert_same(torch.load(self.path, weights_only=False, mmap=mmap), want)
+
     def close(self) -> None:
         self.filler.close()
         if self.image is not None:
@@ -53,12 +60,14 @@ def reference(state: Any) -> Any:
 
 
 def assert_same(got: Any, want: Any, path: str = "state") -> None:
-    """Equal bit for bit, in type, structure, layout and sharing of storages."""
+    """Equal bit for bit, in type, structure, layout, and in which storages, tensors and containers are one."""
     _compare(got, want, path, {}, {})
 
 
 def _compare(got: Any, want: Any, path: str, one: dict[int, int], other: dict[int, int]) -> None:
     assert type(got) is type(want), path
+    if isinstance(want, torch.Tensor | Mapping | list | tuple):
+        _compare_places(id(got), id(want), path, one, other)
     if isinstance(want, torch.Tensor):
         _compare_tensors(got, want, path, one, other)
     elif isinstance(want, Mapping):
@@ -90,8 +99,11 @@ def _compare_tensors(got: Any, want: Any, path: str, one: dict[int, int], other:
     assert got.stride() == want.stride() and got.storage_offset() == want.storage_offset(), path
     assert got.is_conj() == want.is_conj() and got.is_neg() == want.is_neg(), path
     assert torch.equal(raw(got), raw(want)), path
-    first = one.setdefault(got.untyped_storage()._cdata, len(one))
-    assert first == other.setdefault(want.untyped_storage()._cdata, len(other)), f"{path} shares another storage"
+    _compare_places(-got.untyped_storage()._cdata, -want.untyped_storage()._cdata, path, one, other)
+
+
+def _compare_places(got: int, want: int, path: str, one: dict[int, int], other: dict[int, int]) -> None:
+    assert one.setdefault(got, len(one)) == other.setdefault(want, len(other)), f"{path} is shared with another"
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
