@@ -1,9 +1,9 @@
 """A place for the many small checkpoints of these tests, and processes that work on them together."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from pathlib import Path
 
 import fsspec
@@ -50,24 +50,17 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def at_once(count: int, act: Callable[[int], str]) -> list[str]:
     """What each of several processes returns that begin together."""
-    start, go = os.pipe()
-    pipes = []
-    for number in range(count):
-        reader, writer = os.pipe()
-        if os.fork() == 0:
-            try:
-                os.close(go)
-                os.read(start, 1)
-                os.write(writer, act(number).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        pipes.append(reader)
-    os.close(go)
-    os.close(start)
-    said = []
-    for reader in pipes:
-        with os.fdopen(reader) as pipe:
-            said.append(pipe.read())
-        os.wait()
-    return said
+    fork = get_context("fork")
+    start, said = fork.Barrier(count), fork.Queue()
+
+    def begin(number: int) -> None:
+        start.wait(60)
+        said.put(act(number))
+
+    children = [fork.Process(target=begin, args=(number,)) for number in range(count)]
+    for child in children:
+        child.start()
+    found = [said.get(timeout=60) for _ in children]
+    for child in children:
+        child.join()
+    return found

@@ -5,6 +5,7 @@ import copy
 import errno
 import os
 import random
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -299,3 +300,26 @@ def record(
         replayed.apply(op)
     assert replayed.tree == Disk(root).tree, "nothing escaped the recorder"
     return Deed(root, start, operations, before, find(directory), len(earlier), puts)
+
+
+def purposes(deed: Deed) -> list[str]:
+    """What each operation is for, if it is a sync: a file, by its later name; or a directory, and its last change."""
+    found, latest = [], {}
+    for number, op in enumerate(deed.operations):
+        path, to = Path(op.path), Path(op.to)
+        if op.kind == "rename":
+            latest[path.parent] = latest[to.parent] = f"{_plain(path.name)} -> {_plain(to.name)}"
+        elif op.kind == "link":
+            latest[to.parent] = f"+ {_plain(to.name)}"
+        elif op.made or op.kind in ("unlink", "rmdir"):
+            latest[path.parent] = f"{'+' if op.made else '-'} {_plain(path.name)}"
+        later = [Path(o.to) for o in deed.operations[number:] if o.kind == "rename" and o.path == op.path]
+        name = "/".join((*later, path)[0].parts[-2:])
+        found.append(_plain(f"{path.name}: {latest[path]}" if path in latest else name) if op.kind == "sync" else "")
+    return found
+
+
+def _plain(name: str) -> str:
+    """A name without what differs from time to time."""
+    named = re.sub("best|global_step7", "checkpoint-7", name)
+    return re.sub("[0-9]+", "N", re.sub("-[0-9a-f]{12}", "-*", named))
