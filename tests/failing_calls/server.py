@@ -1,14 +1,12 @@
 """Runs cases in forks of one process that has imported torch: requests and outcomes are lines of JSON."""
 
-import contextlib
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
-import traceback
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,12 @@ import numpy.random  # noqa: F401 (as what follows, imported by each worker at i
 import torch
 import torch.utils.serialization
 
-from tests.failing_calls.case import Case
+from tests.failing_calls.case import PROCEDURES, Case
 from tests.failing_calls.page import VARIABLE, Fault, Page, environment
-from tests.failing_calls.procedures import PROCEDURES
+from tests.support.forks import forked
+
+LONGEST = 600.0
+"""Seconds of a case, in which several answers may take as long as they may."""
 
 
 class Server:
@@ -50,40 +51,22 @@ class Server:
         self._process.wait(60)
 
 
-def run(request: dict[str, Any], page: Page) -> dict[str, Any]:
-    """One case, in this process."""
+def run(request: dict[str, Any], page: Page, to: Path) -> None:
+    """One case, in this process; its outcome is in a file then."""
     torch.set_num_threads(1)
     fault = Fault(**request["fault"]) if request["fault"] else None
     case = Case(Path(request["folder"]), Path(request["shm"]), page, fault, request["place"])
-    return asdict(case.run(PROCEDURES[request["procedure"]]))
-
-
-def forked(request: dict[str, Any], page: Page) -> dict[str, Any]:
-    """One case in a fork, of which nothing is left."""
-    answers, theirs = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.setsid()
-        try:
-            outcome = run(request, page)
-        except BaseException:
-            outcome = {"bad": [f"the case itself: {traceback.format_exc()}"]}
-        os.write(theirs, json.dumps(outcome).encode())
-        os._exit(0)
-    os.close(theirs)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    with open(answers, "rb") as stream:
-        return dict(json.loads(stream.read() or b'{"bad": ["the case has died"]}'))
+    to.write_text(json.dumps(asdict(case.run(PROCEDURES[request["procedure"]]))))
 
 
 def main() -> None:
     page = Page(os.environ[VARIABLE])
     gc.freeze()
     for line in sys.stdin:
-        print(json.dumps(forked(json.loads(line), page)), flush=True)
+        request = json.loads(line)
+        to = Path(request["folder"]).with_name("outcome")
+        code = forked(partial(run, request, page, to), LONGEST)
+        print(to.read_text() if code == 0 else json.dumps({"bad": [f"the case has ended with {code}"]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A call that fails in an agent or a worker, by a library preloaded into both, breaks nothing that was promised.
 
 What was promised to be durable, or in memory, is what resumes, bit for bit; no process hangs; the job goes on, and a
-later one does; nothing is left in memory; and errors name what failed. Cases are told in `procedures`.
+later one does; nothing is left in memory; and errors name what failed. Cases are told in `case`.
 """
 
 import re
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.failing_calls.case import PROCEDURES
 from tests.failing_calls.page import PLACES, Fault, compiler, sweep
-from tests.failing_calls.procedures import PROCEDURES
 from tests.failing_calls.server import Server
 
 TELLING = [

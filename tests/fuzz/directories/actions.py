@@ -16,15 +16,13 @@ from typing import Any
 import torch
 from click.testing import CliRunner
 
-from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.foreign_files import foreign
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.errors import FastckptError
-from fastckpt.fsdp import FsdpShardCheckpointer
 from fastckpt_run.cli import main
 from fastckpt_run.events.log_file import EventLog
-from tests.fuzz.directories.saved import Sharded, one_process, state_of, step_of
+from tests.fuzz.directories.saved import state_of, step_of
 
 PATIENCE_S = 2.0
 """Seconds that a job, and then its end, waits for a save that cannot become durable."""
@@ -100,7 +98,7 @@ class Acting(logging.Handler):
             self.outcome.defects.append(f"fastckpt {arguments[0]}: exit {result.exit_code}: {result.output[-500:]}")
 
 
-def look(acting: Acting, directory: Path, *, sharded: bool) -> None:
+def look(acting: Acting, directory: Path) -> None:
     """Whatever only reads."""
     store = CheckpointDirectory(directory)
     acting.do("scan", store.scan)
@@ -124,32 +122,25 @@ def _foreign(directory: Path) -> None:
         foreign(directory)
 
 
-def load(acting: Acting, directory: Path, *, sharded: bool) -> None:
+def load(acting: Acting, directory: Path) -> None:
     """A plain Python process that loads."""
-    acting.do("load", lambda: TRAIN[sharded](acting.outcome, directory, saves=False))
+    acting.do("load", lambda: _train(acting.outcome, directory, saves=False))
 
 
-def resume(acting: Acting, directory: Path, *, sharded: bool) -> None:
+def resume(acting: Acting, directory: Path) -> None:
     """A process that loads a checkpoint by its path, for a directory of its own."""
     own = directory.parent.parent / "own"
     shutil.rmtree(own, ignore_errors=True)
-    acting.do("resume", lambda: TRAIN[sharded](acting.outcome, own, saves=False, path=str(directory / "checkpoint-3")))
+    acting.do("resume", lambda: _train(acting.outcome, own, saves=False, path=str(directory / "checkpoint-3")))
 
 
-def job(acting: Acting, directory: Path, *, sharded: bool) -> None:
+def job(acting: Acting, directory: Path) -> None:
     """A job that loads, and saves; all but the newest are deleted."""
-    acting.do("job", lambda: TRAIN[sharded](acting.outcome, directory, saves=True))
+    acting.do("job", lambda: _train(acting.outcome, directory, saves=True))
     acting.do("events", lambda: EventLog(directory, [b'{"event": "job_ended"}\n']).close(1.0))
 
 
-def _wait(outcome: Outcome, checkpointer: BaseCheckpointer, step: int) -> None:
-    try:
-        outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) == step else None
-    except TimeoutError as error:
-        outcome.errors.append(f"save: {error}")
-
-
-def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
+def _train(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
     strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
     with DdpCheckpointer(directory, strategy) as checkpointer:
         state = checkpointer.load_checkpoint(path)
@@ -157,34 +148,18 @@ def _train_replicated(outcome: Outcome, directory: Path, *, saves: bool, path: s
         if saves:
             step = max(NEXT, checkpointer.loaded_step + 1)
             checkpointer.save_checkpoint(step, state_of(step), storage_type=StorageType.DISK)
-            _wait(outcome, checkpointer, step)
+            try:
+                outcome.durable = step if checkpointer.wait_latest_checkpoint(PATIENCE_S) == step else None
+            except TimeoutError as error:
+                outcome.errors.append(f"save: {error}")
 
 
-def _train_sharded(outcome: Outcome, directory: Path, *, saves: bool, path: str = "") -> None:
-    with one_process():
-        sharded = Sharded()
-        strategy = KeepLatestStepStrategy(1, str(directory)) if saves else None
-        checkpointer = FsdpShardCheckpointer(directory, strategy)
-        checkpointer.load_checkpoint(sharded.model, sharded.optimizer, path)
-        outcome.step = checkpointer.loaded_step
-        outcome.state_step = sharded.step if outcome.step >= 0 else 0
-        if saves:
-            step = max(NEXT, checkpointer.loaded_step + 1)
-            sharded.fill(step)
-            checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-            _wait(outcome, checkpointer, step)
-        checkpointer.close()
-
-
-TRAIN: dict[bool, Callable[..., None]] = {False: _train_replicated, True: _train_sharded}
-
-
-def prune(acting: Acting, directory: Path, *, sharded: bool) -> None:
+def prune(acting: Acting, directory: Path) -> None:
     """A deletion by hand."""
     acting.command("prune", directory, "--keep-last", "1", "--yes")
 
 
-def tidy(acting: Acting, directory: Path, *, sharded: bool) -> None:
+def tidy(acting: Acting, directory: Path) -> None:
     """What a job does at its start and afterwards, one by one."""
     store = CheckpointDirectory(directory)
     acting.do("settle", store.settle)
@@ -201,7 +176,7 @@ def tidy(acting: Acting, directory: Path, *, sharded: bool) -> None:
 ACTIONS: dict[str, Callable[..., None]] = {each.__name__: each for each in (look, load, resume, job, prune, tidy)}
 
 
-def act(name: str, directory: Path, to: Path, *, sharded: bool) -> None:
+def act(name: str, directory: Path, to: Path) -> None:
     """Do this in this process, and have its outcome in a file; nothing is written to the terminal."""
     torch.set_num_threads(1)
     output = os.open(to.with_suffix(".output"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -214,7 +189,7 @@ def act(name: str, directory: Path, to: Path, *, sharded: bool) -> None:
     acting = Acting(to)
     logging.basicConfig(handlers=[acting], level=logging.INFO, force=True)
     logging.getLogger("fastckpt").propagate = True
-    ACTIONS[name](acting, directory, sharded=sharded)
+    ACTIONS[name](acting, directory)
     acting.outcome.doing = ""
     acting.note()
     os._exit(0)

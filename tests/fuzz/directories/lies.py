@@ -1,24 +1,19 @@
-"""Well-formed lies about a directory: of each field of each record, and in the place of each entry, one at a time."""
+"""Lies about a directory: something else in the place of each entry, and those that tell most."""
 
-import io
-import json
-import math
 import os
-import pickle
+import shutil
 import socket
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-import xxhash
-
-from fastckpt._core.format.ids import LARGEST
-from fastckpt._core.format.manifest import _digest
-from fastckpt.errors import BadCheckpoint
-from tests.fuzz.directories.saved import state_of
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import FileEntry, Manifest
+from fastckpt._core.io.direct import digest_file
+from fastckpt._core.storage.share import Share, name_of
 
 
 class Lie(NamedTuple):
@@ -28,16 +23,12 @@ class Lie(NamedTuple):
         name: Says what is lied about, and how.
         entry: Its path in the directory.
         tell: Does it.
-        forges: Whether another state may have been put under a step's name, by someone who can sign as we do.
     """
 
     name: str
     entry: str
     tell: Callable[[Path], None]
-    forges: bool = False
 
-
-# --- entries
 
 ABSENT = (
     *(f".fastckpt/{name}" for name in (
@@ -132,170 +123,149 @@ def of_entries(directory: Path) -> Iterator[Lie]:
             yield Lie(f"{entry} is {kind}", entry, partial(replaced, entry=entry, put=put))
 
 
-# --- fields
-
-
-def of_fields(directory: Path) -> Iterator[Lie]:
-    """All lies in the records, which are valid again then, and in texts."""
-    home = directory.parent
-    for path in sorted(directory.rglob("*")):
-        entry = str(path.relative_to(directory))
-        if path.name == "manifest.json" or path.name.startswith("part-"):
-            yield from _of_record(entry, json.loads(_plain(path)), home, _signed)
-        elif path.name.startswith("history-"):
-            yield from _of_record(entry, json.loads(path.read_text()), home, _record)
-        elif path.suffix == ".jsonl":
-            yield from _of_log(entry, path.read_text().splitlines(), home)
-    texts = [f".fastckpt/{name}" for name in ("deleted-000000000000/remains", "dropped-000000000001/remains")]
-    texts += [".fastckpt/identity", ".fastckpt/tmp-000000000000/draft", "latest_checkpointed_iteration.txt"]
-    texts += [str(path.relative_to(directory)) for path in sorted(directory.glob(".fastckpt/quarantine-*/why.txt"))]
-    for entry in texts:
-        for text in [*texts_of(home), "checkpoint-3", "checkpoint-2", ".fastckpt", "f" * 32, "9" * 30]:
-            yield Lie(f"{entry} says {text[:60]!r}", entry, partial(write_text, entry=entry, text=text))
-
-
-def _plain(path: Path) -> str:
-    return path.read_text().rstrip("}") + "}" if path.parent.name.startswith("quarantine") else path.read_text()
-
-
 def write_text(directory: Path, entry: str, text: str) -> None:
     (directory / entry).parent.mkdir(parents=True, exist_ok=True)
-    (directory / entry).write_text(text, "utf-8", "surrogatepass")
+    (directory / entry).write_text(text)
 
 
-def _signed(body: Any) -> str:
-    """A manifest with the digest of its text."""
-    body.pop("digest", None)
-    return json.dumps({**body, "digest": _digest(body)})
+# --- how a directory made earlier versions reach outside, or wait for ever
+
+HARM = b"echo harm\n"
+Tell = Callable[[Path], None]
+REACHING: dict[str, tuple[str, Tell]] = {}
+"""Lies that are of several entries: the action, and what tells them, by name."""
 
 
-def _record(body: Any) -> str:
-    """A record of a history in whole pages."""
-    text = json.dumps(body)
-    return text.ljust(-(-len(text) // 1024) * 1024 - 1) + "\n"
+def reaching(*actions: str) -> Callable[[Tell], Tell]:
+    def add(tell: Tell) -> Tell:
+        for action in actions:
+            REACHING[f"{tell.__name__}, {action}"] = action, tell
+        return tell
+
+    return add
 
 
-def _of_record(entry: str, body: Any, home: Path, written: Callable[[Any], str]) -> Iterator[Lie]:
-    for place in places(body):
-        for value in lies_about(_at(body, place), home):
-            lying = json.loads(json.dumps(body))
-            _put(lying, place, value)
-            try:
-                text = written(lying)
-            except BadCheckpoint:  # it is no JSON: of NaN
-                continue
-            name = f"{entry}: {'.'.join(map(str, place))} is {_shown(value)}"
-            yield Lie(name, entry, partial(write_text, entry=entry, text=text), forges=place[0] in ("id", "files"))
+def checkpoint(place: Path, step: int, target: str = "", model: bytes | None = None) -> None:
+    """A checkpoint as one who knows all formats writes it; by default with the files of a real one."""
+    real = next(above / "checkpoint-3" for above in place.parents if (above / "checkpoint-3").is_dir())
+    place.mkdir(parents=True)
+    for name in ("model.pt", "rank_0.pt"):
+        shutil.copy2(real / name, place / name)
+    if model is not None:
+        (place / "model.pt").write_bytes(model)
+    files = tuple(_entry(place / name) for name in ("model.pt", "rank_0.pt"))
+    details = {"ranks": {"0": ["model.pt", "rank_0.pt"]}, "num_threads": 1}
+    manifest = Manifest(SaveId(1, step), None, files, 1, time.time(), details, target)
+    (place / "manifest.json").write_text(manifest.to_json())
 
 
-def _of_log(entry: str, lines: list[str], home: Path) -> Iterator[Lie]:
-    """Lies in one event of each name."""
-    seen = set[str]()
-    for i, line in enumerate(lines):
-        body = json.loads(line)
-        if body["event"] in seen:
-            continue
-        seen.add(body["event"])
-        for place in places(body):
-            for value in lies_about(_at(body, place), home):
-                lying = json.loads(line)
-                _put(lying, place, value)
-                text = "\n".join([*lines[:i], json.dumps(lying), *lines[i + 1 :], ""])
-                name = f"{entry}: {body['event']}.{'.'.join(map(str, place))} is {_shown(value)}"
-                yield Lie(name, entry, partial(write_text, entry=entry, text=text))
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(path.name, path.stat().st_size, digest_file(path))
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if len(repr(value)) < 60 else f"{repr(value)[:50]}..., {len(repr(value))} characters"
+def _apart(directory: Path, kind: str, remains: str) -> None:
+    record = f".fastckpt/{kind}-{9:012}"
+    write_text(directory, f"{record}/manifest.json", "{}")
+    write_text(directory, f"{record}/remains", remains)
 
 
-def places(body: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to all values in a JSON value, such as ("files", 0, "name")."""
-    items = body.items() if isinstance(body, dict) else enumerate(body[:2]) if isinstance(body, list) else ()
-    for key, value in items:
-        if key == "digest" and not above:
-            continue  # it is made to fit
-        yield (*above, key)
-        yield from places(value, (*above, key))
+for action, kind, remains in (("job", "dropped", ".."), ("tidy", "deleted", ".."), ("job", "dropped", ".fastckpt/..")):
+    REACHING[f"{kind} remains are {remains}, {action}"] = action, partial(_apart, kind=kind, remains=remains)
 
 
-def _at(body: Any, place: tuple[Any, ...]) -> Any:
-    for key in place:
-        body = body[key]
-    return body
+@reaching("job")
+def a_draft_of_an_earlier_version_is_due_outside(directory: Path) -> None:
+    draft = directory / ".fastckpt/.fastckpt-harm"
+    draft.write_bytes(HARM)
+    checkpoint(directory / ".fastckpt/checkpoint-1-4", 4, target=f"{directory.parent}/.bashrc")
+    (directory / ".fastckpt/checkpoint-1-4/draft").write_text(str(draft))
 
 
-def _put(body: Any, place: tuple[Any, ...], value: Any) -> None:
-    _at(body, place[:-1])[place[-1]] = value
+@reaching("load", "tidy")
+def parts_are_to_be_published_outside(directory: Path) -> None:
+    share = Share(0, 1, "ab" * 4, f"{directory.parent}/.bashrc")
+    place = directory / f".fastckpt/parts-1-9-{share.key}"
+    checkpoint(place / "files", 9, model=HARM)
+    whole = Manifest.from_json((place / "files/manifest.json").read_text())
+    (place / "files/manifest.json").unlink()
+    (place / name_of(0)).write_text(share.mark(whole).to_json())
 
 
-def texts_of(home: Path) -> list[str]:
-    """Paths and names that a text may say."""
-    outside = [str(home / "thesis.tex"), f"{home}/project/", str(home / "new"), "/dev/zero", "/", str(home)]
-    inside = ["model.pt", "rank_0.pt", "checkpoint-2/model.pt", "checkpoint-3/", ".fastckpt/identity", "manifest.json"]
-    odd = ["", ".", "x" * 300, "x\ny", "\x1b[2J", "a\0b", "\ud800", "a//b"]
-    return [*outside, "..", "../..", "../.bashrc", "checkpoint-3/../../.bashrc", ".fastckpt/..", *inside, *odd]
+def _taken_for(directory: Path, place: str, step: int) -> None:
+    """Have a checkpoint name a file outside that is like its own, by size and time."""
+    outside = (directory.parent / "thesis.tex").stat()
+    checkpoint(directory / place, step, f"{directory.parent}/thesis.tex", bytes(outside.st_size))
+    os.utime(directory / place / "model.pt", ns=(outside.st_atime_ns, outside.st_mtime_ns))
 
 
-NUMBERS = [0, -1, 1, 2, 3, 99, LARGEST, 2**63, 2**64, 10**400, 0.5, 1e300, math.nan, math.inf, 4_000_000_000.0]
+@reaching("job")
+def a_deletion_that_was_begun_names_a_file_outside(directory: Path) -> None:
+    _taken_for(directory, f".fastckpt/deleted-{9:012}", 3)
 
 
-def lies_about(value: Any, home: Path) -> list[Any]:
-    """Other values of its kind, and of other kinds."""
-    others: list[Any] = [None, True, [], {}, "5", 7]
-    match value:
-        case bool() | None:
-            found: list[Any] = [not value, [3, 1], {"history": 1, "step": 2}, "..", 1]
-        case int() | float():
-            found = NUMBERS
-        case str():
-            digits = ["0" * 32, "f" * 32] if len(value) == 32 else []
-            found = [*texts_of(home), *digits]
-        case list():
-            found = [[], [*value, *value], value[::-1], value * 2000, [None]]
-        case dict():
-            found = [{}, {name: None for name in value}, {**value, "..": value}, {str(n): value for n in range(300)}]
-        case _:
-            found = []
-    return [each for each in [*found, *others] if (each is not value and each != value) or each != each]
+@reaching("prune", "job")
+def an_older_checkpoint_names_a_file_outside(directory: Path) -> None:
+    shutil.rmtree(directory / "checkpoint-2")
+    _taken_for(directory, "checkpoint-2", 2)
 
 
-# --- code
+@reaching("job")
+def a_retired_checkpoint_names_a_directory_outside(directory: Path) -> None:
+    checkpoint(directory / f".fastckpt/retired-{9:012}", 3, target="project/")
 
 
-class Canary:
-    """Makes a file in its user's home when it is unpickled."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self._home}/harm",)
-
-
-def of_pickles(directory: Path) -> Iterator[Lie]:
-    """Code in the place of each pickle, signed."""
-    for path in sorted(directory.rglob("*")):
-        if path.suffix in (".pt", ".distcp") or path.name == ".metadata":
-            entry = str(path.relative_to(directory))
-            for how in ("saved", "plain"):
-                yield Lie(f"{entry} runs code, {how}", entry, partial(_run_code, entry=entry, how=how))
+PLACES = ("tmp", "dropped", "deleted", "retired", "parts-1-1")
+LINKS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "places are links to a directory outside": (("job",), {f".fastckpt/{name}-{9:012}": "project" for name in PLACES}),
+    "a checkpoint is a link to a directory outside": (("job",), {"checkpoint-7": "project"}),
+    "the private directory is a link to another": (("job", "tidy"), {".fastckpt": "project"}),
+    "the tracker is a link to a file outside": (("job",), {"latest_checkpointed_iteration.txt": ".bashrc"}),
+    "locks are dangling links": (("job",), {f".fastckpt/{name}": f"new-{name}" for name in ("writers", "publisher")}),
+    "the mark is a link to a file outside": (("job",), {".fastckpt/identity": ".bashrc"}),
+    "records of histories are links to a file outside": (
+        ("job",), {f".fastckpt/history-{number}": ".bashrc" for number in range(1, 6)}
+    ),
+    "the folder of events is a link to a directory outside": (("job",), {".fastckpt/events": "project"}),
+}  # fmt: skip
+"""The actions, and what links to which entry of the home, by name."""
 
 
-def _run_code(directory: Path, entry: str, how: str) -> None:
-    path, canary = directory / entry, Canary(directory.parent)
-    with io.BytesIO() as file:
-        if how == "saved":
-            torch.save({**state_of(3), "harm": canary}, file)
-        else:
-            pickle.dump({"harm": canary, "state_dict_metadata": {}}, file)
-        path.unlink()
-        path.write_bytes(file.getvalue())
-    manifest = path.parent / "manifest.json"
-    if manifest.is_file():
-        body = json.loads(_plain(manifest))
-        for each in body["files"]:
-            if each["name"] == path.name:
-                content = path.read_bytes()
-                each.update(size=len(content), digest=xxhash.xxh3_128_hexdigest(content))
-        manifest.write_text(_signed(body))
+def _link(directory: Path, links: Mapping[str, str]) -> None:
+    for name, target in links.items():
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        path.symlink_to(directory.parent / target)
+
+
+for name, (actions, links) in LINKS.items():
+    REACHING |= {f"{name}, {action}": (action, partial(_link, links=links)) for action in actions}
+
+
+@reaching("job")
+def a_torn_mark_is_a_file_outside_by_a_hard_link(directory: Path) -> None:
+    (directory / ".fastckpt/identity").unlink()
+    (directory / ".fastckpt/identity").hardlink_to(directory.parent / ".bashrc")
+
+
+WAITING = {
+    "load": (
+        ".fastckpt/identity is a pipe", ".fastckpt/history-2 is a pipe", "checkpoint-3/manifest.json is a pipe",
+        f".fastckpt/parts-1-9-{0:012}/part-0.json is a pipe", "checkpoint-3/rank_0.pt is a pipe",
+        ".fastckpt/identity is a link to /dev/zero", "checkpoint-3 is an endless link",
+    ),
+    "look": (
+        ".fastckpt/history-1 is a pipe", f".fastckpt/quarantine-checkpoint-9-{0:012}/why.txt is a pipe",
+        "latest_checkpointed_iteration.txt is a pipe", ".fastckpt/history-1 is a link to /dev/zero",
+        ".fastckpt/events is a socket", "checkpoint-2/model.pt is a device", ".fastckpt is a link to itself",
+        f".fastckpt/quarantine-checkpoint-9-{0:012}/why.txt is a sparse file of 1 TB",
+    ),
+    "job": (
+        ".fastckpt/writers is a pipe", ".fastckpt/checkpoint-1-9/draft is a pipe", ".fastckpt/publisher is a socket",
+        ".fastckpt/writers is a hard link to a file outside",
+    ),
+    "tidy": (
+        f".fastckpt/deleted-{9:012}/remains is a pipe", f".fastckpt/tmp-{9:012}/draft is a pipe",
+        f".fastckpt/deleted-{9:012}/remains is a link to /dev/zero", ".fastckpt/writers is a directory with files",
+    ),
+}  # fmt: skip
+"""Names of lies, by action: what is opened there blocks, never ends, or is not what has a name outside."""

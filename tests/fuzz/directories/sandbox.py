@@ -1,22 +1,19 @@
 """A user's home with a checkpoint directory that may lie; what an action did to it that it must not do."""
 
-import importlib
 import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests.faults.jobs import run_forked
-from tests.fuzz.directories import saved
 from tests.fuzz.directories.actions import Outcome, act
-from tests.fuzz.directories.lies import Lie
+from tests.fuzz.directories.lies import Lie, of_entries
 from tests.fuzz.directories.saved import NAME, save
-from tests.fuzz.forked import forked
+from tests.support.forks import forked
 
 DEADLINE_S = 10.0
 WAITS = "waiting, for up to "
@@ -27,27 +24,24 @@ class Sandbox:
     """Gives each action the same directory again.
 
     Args:
-        kind: One of `saved.SAVES`.
         folder: For this alone; the home in it has the same path in each action, as some records have absolute ones.
         deadline: Seconds after which an action hangs.
     """
 
-    def __init__(self, kind: str, folder: Path, deadline: float = DEADLINE_S) -> None:
-        self._sharded, self._deadline = kind.startswith("shard"), deadline
+    def __init__(self, folder: Path, deadline: float = DEADLINE_S) -> None:
+        self._deadline = deadline
         self.home, self._saved, self._folder = folder / "home", folder / "saved", folder
         self.directory = self.home / NAME
-        if self._sharded:
-            importlib.import_module("torch._dynamo")  # once, and not in each fork: sharding asks it
         self._to, self._shm = folder / "outcome", Path(os.environ["FASTCKPT_SHM_DIR"]) / "of-the-case"
         with self._memory():
-            assert forked(lambda: save(kind, self.home), 120) == 0
+            assert forked(lambda: save(self.home)) == 0
         self.home.rename(self._saved)
         self._newest = dict[str, int | None]()
 
-    def lies(self, *families: Callable[[Path], Iterator[Lie]]) -> list[list[Lie]]:
-        """All of some families, such as those of entries."""
+    def lies(self) -> list[Lie]:
+        """All of its entries."""
         self._restore()
-        return [list(family(self.directory)) for family in families]
+        return [*of_entries(self.directory)]
 
     @contextmanager
     def _memory(self) -> Iterator[None]:
@@ -71,7 +65,7 @@ class Sandbox:
         self._before = entries(self.home)
         self._to.unlink(missing_ok=True)
         with self._memory():
-            code = forked(lambda: act(action, self.directory, self._to, sharded=self._sharded), self._deadline)
+            code = forked(lambda: act(action, self.directory, self._to), self._deadline)
         outcome = Outcome(**json.loads(self._to.read_text()))
         if code == -signal.SIGKILL and not any(WAITS in line for line in outcome.log):
             outcome.defects.append(f"{outcome.doing}: no end in {self._deadline:g} s")
@@ -102,21 +96,12 @@ class Sandbox:
             found += self._not_durable(outcome.durable)
         return found
 
-    def launched(self, tells: Iterable[Callable[[Path], None]]) -> list[str]:
-        """The same of a job of fastckpt-run in a directory with several lies, which resumes, saves and deletes."""
-        self._restore()
-        for tell in tells:
-            tell(self.directory)
-        before = entries(self.home)
-        run_forked(self._folder / "scratch", "--standalone", "--nproc-per-node=1", saved.__file__, self.home)
-        return [*differences(before, entries(self.home)), *self._not_durable(50)]
-
     def _wrongly_loaded(self, action: str, lie: Lie, outcome: Outcome) -> Iterator[str]:
         if outcome.step is None:
             return
         if outcome.state_step == 0:
             yield "starts afresh beside checkpoints"
-        elif outcome.state_step is None or (outcome.state_step != outcome.step and not lie.forges):
+        elif outcome.state_step != outcome.step:
             yield f"step {outcome.step} was loaded, with the state of {outcome.state_step}"
         newest = self._newest[action]
         is_gone = lie.name.endswith("is nothing") or (
@@ -124,7 +109,7 @@ class Sandbox:
             and " is a" in lie.name
             and ("link" not in lie.name or "hard link" in lie.name)
         )
-        if outcome.step == newest or lie.forges or is_gone:
+        if outcome.step == newest or is_gone:
             return
         if not any(name in line for line in outcome.log for name in _names(lie.entry, newest)):
             yield f"step {outcome.step} instead of {newest} was loaded without a word of {lie.entry}"

@@ -1,26 +1,17 @@
-"""Checkpoint directories as real saves wrote them, and their states; a job that goes on runs ``saved.py HOME``."""
+"""A checkpoint directory as real saves and crashes left it, and its states."""
 
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.rng_state import rng_state
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
-from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
-from fastckpt.fsdp import FsdpShardCheckpointer
+from fastckpt.ddp import DdpCheckpointer, StorageType
 
 STEPS = (1, 2, 3)
 NAME = "run"
@@ -56,32 +47,6 @@ def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     )  # fmt: skip
 
 
-class Sharded:
-    """A model and its optimizer whose numbers are all that of a step."""
-
-    def __init__(self) -> None:
-        self.model = torch.nn.Linear(40, 30)
-        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.model(torch.ones(2, 40)).sum().backward()
-        self.optimizer.step()
-
-    def _tensors(self) -> list[DTensor]:
-        moments = [each[name] for each in self.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-        return [*self.model.parameters(), *moments]
-
-    def fill(self, step: int) -> None:
-        with torch.no_grad():
-            for tensor in self._tensors():
-                tensor.to_local().fill_(float(step))
-
-    @property
-    def step(self) -> int | None:
-        """The one whose state this is, bit for bit; None if it is that of none."""
-        values = {value for tensor in self._tensors() for value in tensor.full_tensor().unique().tolist()}
-        return int(values.pop()) if len(values) == 1 else None
-
-
 def _save_replicated(home: Path) -> None:
     directory = home / NAME
     with DdpCheckpointer(directory) as checkpointer:
@@ -92,26 +57,6 @@ def _save_replicated(home: Path) -> None:
             own = {"sampler": [step]}
             checkpointer.save_checkpoint(step, state_of(step), path, StorageType.DISK, metrics=metrics, rank_state=own)
             assert checkpointer.wait_latest_checkpoint(60)
-
-
-def _save_next(home: Path) -> None:
-    """Resume what is there, save one more, and have the others deleted."""
-    directory = home / NAME
-    with DdpCheckpointer(directory, KeepLatestStepStrategy(1, str(directory))) as checkpointer:
-        assert step_of(checkpointer.load_checkpoint()) == checkpointer.loaded_step > 0
-        checkpointer.save_checkpoint(50, state_of(50), storage_type=StorageType.DISK)
-        assert checkpointer.wait_latest_checkpoint(60)
-
-
-def _save_sharded(home: Path) -> None:
-    with one_process():
-        sharded, checkpointer = Sharded(), FsdpShardCheckpointer(home / NAME)
-        checkpointer.load_checkpoint(sharded.model, sharded.optimizer)
-        for step in STEPS:
-            sharded.fill(step)
-            checkpointer.save_checkpoint(step, sharded.model, sharded.optimizer, storage_type=StorageType.DISK)
-            assert checkpointer.wait_latest_checkpoint(60)
-        checkpointer.close()
 
 
 def _save_and_leave(home: Path) -> None:
@@ -152,30 +97,10 @@ def _publish_of_nodes(store: CheckpointDirectory, step: int, nodes: range) -> No
     shutil.rmtree(images)
 
 
-@contextmanager
-def one_process() -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-SAVES: dict[str, Callable[[Path], None]] = {"left": _save_and_leave, "shard": _save_sharded}
-"""How a directory is saved, by kind."""
-
-
-def save(kind: str, home: Path) -> None:
-    """Have a directory of a kind in a user's home."""
+def save(home: Path) -> None:
+    """Have a directory in a user's home."""
     home.mkdir()
     for name, text in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    SAVES[kind](home)
-
-
-if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    _save_next(Path(sys.argv[1]))
-    dist.destroy_process_group()
+    _save_and_leave(home)
