@@ -71,13 +71,13 @@ faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills, an
 	TEST_EXAMPLES=random $(BIN)/python -m pytest -q -n 4 --dist worksteal $$(grep -rl "from hypothesis" tests --include=test_*.py)
 
 fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and kills: each sample once
-	$(BIN)/python -m tests.fuzz.data 0 $(or $(JOBS),300)
+	FASTCKPT_FUZZ_DATA=$(or $(JOBS),300) $(BIN)/python -m pytest -q -m campaign --timeout 3600 tests/fuzz/test_data.py
 
 fuzz-meshes: $(FRAMEWORKS)  ## 200 random sharded models beside stock DCP
 	$(BIN)/python -m pytest -q -s -m campaign --timeout 3600 tests/fuzz/test_meshes.py
 
-fuzz-state: $(FRAMEWORKS)  ## 300 random states of ranks, equal or unlike in one entry, in each checkpointer
-	$(BIN)/python -m pytest -q -m campaign --timeout 3600 tests/fuzz/states
+fuzz-state: $(FRAMEWORKS)  ## 10,000 random states of ranks, equal or unlike in one entry
+	$(BIN)/python -m pytest -q -m campaign --timeout 3600 tests/fuzz/test_states.py
 
 # The packages of .venv, and those that these tests alone need.
 stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV, GCS and Azure, and the file systems of Arrow

@@ -1,6 +1,6 @@
 """Jobs that leave and restart their loops, are killed at random and come back changed use each sample in its place.
 
-Other kinds of data are tried by tests/fuzz/data.py.
+Other kinds of data are tried by tests/fuzz/test_data.py.
 """
 
 import itertools
