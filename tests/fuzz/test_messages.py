@@ -18,6 +18,7 @@ from fastckpt._core.ipc import messages as m
 from fastckpt._core.policy.retention import from_json
 from fastckpt.errors import AgentLost, ProtocolError
 from tests.fuzz.mutations import DEPTHS, PIECES, mutated, mutations
+from tests.support.tables import for_each
 
 KINDS = get_args(m.Message)
 GOOD = [
@@ -52,7 +53,7 @@ def test_damaged_messages_are_understood_or_protocol_errors(message, changes):
             from_json(found.policy)
 
 
-@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+@for_each(("[", "]"), ('{"a":', "}"))
 def test_deeply_nested_messages_are_understood_or_protocol_errors(opening, closing):
     """From depths that are read to such as are not: what is a recursion error anywhere is a ProtocolError."""
     hello = {"directory": "", "local_rank": 0, "local_world_size": 1, "world_size": 1, "group_rank": 0}
