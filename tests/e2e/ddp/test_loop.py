@@ -202,6 +202,12 @@ def test_the_profile_and_the_chosen_frequency_are_known_after_a_resume(directory
         timed.until_known(0)
         intervals = checkpointer._frequency.schedule.known.intervals
         assert intervals.memory == 1 and intervals.storage > 1000
+    begun = Training(directory / "begun")
+    with begun.resumed():
+        begun.steps(1, 30)
+    with Training(directory / "begun").resumed(30) as checkpointer:
+        before = checkpointer._frequency.schedule._profiler.progress
+        assert before is not None and 0 < before.iterations < 50, "a run goes on with the profile of the one before"
 
 
 def test_objects_missing_in_a_checkpoint_are_reported(directory, said):

@@ -49,6 +49,15 @@ def test_images_of_an_arena_may_be_in_subdirectories_and_are_readable_by_its_use
     assert not (slot / "arena").exists()
 
 
+def test_an_arena_in_full_memory_is_refused_with_a_remedy_and_leaves_nothing(small_tmpfs: Callable[[int], Path]):
+    full = small_tmpfs(1)
+    (full / "ballast").write_bytes(bytes(1 << 20))
+    with pytest.raises(ArenaTooSmall, match=r"nothing can be written under .*No space left.*--shm-size"):
+        Arena.open(full / "arena", "/checkpoints")
+    assert [path.name for path in full.iterdir()] == ["ballast"]
+    (full / "ballast").unlink()
+
+
 def open_slots(path: Path, count: int) -> Arena:
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(count)
