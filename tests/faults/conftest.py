@@ -5,14 +5,13 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import PATH
 from tests.faults.jobs import Job
-from tests.faults.nodes import Nodes
 from tests.support import launchers
 
 MODULES = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel")
@@ -59,6 +58,22 @@ def imported_frameworks(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("forked_frameworks")
 
 
+def common_folder(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that all processes of these tests have in common."""
+    own = factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@contextmanager
+def made_once(folder: Path) -> Iterator[None]:
+    """Whoever of these processes comes first makes what is in a folder; the others wait."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture
 def new_job(tmp_path: Path, forked_launchers: None) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)
@@ -67,41 +82,19 @@ def new_job(tmp_path: Path, forked_launchers: None) -> Iterator[Jobs]:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, forked_launchers: None) -> Iterator[Nodes]:
-    """Two nodes of a rank each."""
-    made = Nodes(tmp_path / "job")
-    yield made
-    made.end()
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Callable[..., Job]:
+    """The run of a program, of so many ranks with these arguments, that nothing befell; of train.py by default."""
 
+    def reference(*script: str, ranks: int = 2, program: str = "train.py", **options: str) -> Job:
+        path = Path(program)
+        text = "-".join(["uninterrupted", path.parent.name, path.name, str(ranks), *script])
+        folder = common_folder(tmp_path_factory, re.sub(r"[^\w.=-]", "_", text))
+        with made_once(folder):
+            if not (job := Job(folder)).ends():
+                job.run(*script, ranks=ranks, program=program, **options)
+        return job
 
-def reference_runs(program: str, *always: str, **options: Any) -> Any:
-    """A fixture: the run of a program, of so many ranks with these arguments, that nothing befell.
-
-    It is made once, whoever of the processes of these tests asks first. ``always`` are arguments of each, ``options``
-    those of `Job.run`.
-    """
-
-    @pytest.fixture
-    def uninterrupted(tmp_path_factory: pytest.TempPathFactory, forked_launchers: None) -> Callable[..., Job]:
-        own = tmp_path_factory.getbasetemp()
-        common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-        def reference(*script: str, ranks: int = 2, program: str = program, **more: Any) -> Job:
-            path = Path(program)
-            text = "-".join(["uninterrupted", path.parent.name, path.name, str(ranks), *script])
-            job = Job(common / re.sub(r"[^\w.=-]", "_", text))
-            with (job.folder / "lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not job.ends():
-                    job.run(*script, *always, ranks=ranks, program=program, **options, **more)
-            return job
-
-        return reference
-
-    return uninterrupted
-
-
-uninterrupted = reference_runs("train.py")
+    return reference
 
 
 @pytest.fixture

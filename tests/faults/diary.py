@@ -7,7 +7,6 @@ import argparse
 import hashlib
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,7 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 
 class Log:
-    """Appends a line of JSON for all that happens to ``<out>/log.<rank>``; who opens it tells who this rank is.
-
-    After the line of a save it waits for the seconds in FAULTS_PAUSE, so that nodes learn of one before the next.
-    """
+    """Appends a line of JSON for all that happens to ``<out>/log.<rank>``; who opens it tells who this rank is."""
 
     def __init__(self, out: Path, rank: int) -> None:
         draft = out / f"draft.{rank}"
@@ -39,8 +35,6 @@ class Log:
 
     def __call__(self, **fields: Any) -> None:
         os.write(self._file, json.dumps(fields).encode() + b"\n")
-        if "saved" in fields or "pending" in fields:
-            time.sleep(float(os.environ.get("FAULTS_PAUSE", "0")))
 
 
 def digest(value: Any, into: Any = None) -> str:

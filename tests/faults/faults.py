@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import functools
 import json
 import os
 import re
@@ -22,6 +23,8 @@ from fastckpt._core import metrics
 from fastckpt._core.transfer import host_copy
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST_LIFE = 120.0
+"""Seconds after which an orphan ends that its test has not ended."""
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
 
 
@@ -37,7 +40,7 @@ class Fault:
 
     Attributes:
         deed: Name of a function of this module.
-        options: Arguments of it, beside this fault and the folder of the job.
+        options: Arguments of it, besides this fault and the folder of the job.
     """
 
     deed: str
@@ -54,40 +57,21 @@ class Fault:
         return self.at == phase and fields.get("step", self.step) >= self.step
 
     def inject(self, out: Path) -> None:
-        globals()[self.deed](self, out, **self.options)
+        _DEEDS[self.deed](self, out, **self.options)
 
 
-def kill(rank: int, at: str, step: int = 0, copied: int | None = None) -> Fault:
-    """SIGKILL of a rank: at once, or amid a fill, after so many copies and half of one."""
-    return Fault("kill_processes", at, step, rank, {"victims": "worker", "copied": copied})
+_DEEDS: dict[str, Callable[..., None]] = {}
 
 
-def _kill(victims: str) -> Callable[..., Fault]:
-    """SIGKILL of several, when the rank that is named comes to the phase, or the agent."""
-    return lambda at, step=0, seen_by=0: Fault("kill_processes", at, step, seen_by, {"victims": victims})
+def deed(act: Callable[..., None]) -> Callable[..., Fault]:
+    """Have a call of this name make the fault, whose options this function takes when it happens."""
+    _DEEDS[act.__name__] = act
 
+    @functools.wraps(act)
+    def make(rank: int = 0, at: str = "", step: int = 0, **options: Any) -> Fault:
+        return Fault(act.__name__, at, step, rank, options)
 
-kill_both, kill_agent, kill_all = _kill("both workers"), _kill("agent"), _kill("agent and workers")
-
-
-def outlive(rank: int, at: str, step: int) -> Fault:
-    """A rank comes to no end of a fill, whose bytes change for as long as it lives; its agent's end does not end it."""
-    return Fault("write_without_end", at, step, rank)
-
-
-def stop(rank: int, at: str, step: int = 0, seconds: float = 0.0) -> Fault:
-    """SIGSTOP of a rank; it is continued after so many seconds, if there are any."""
-    return Fault("stop_process", at, step, rank, {"seconds": seconds})
-
-
-def fail(rank: int, at: str, step: int = 0) -> Fault:
-    """An exception in a rank."""
-    return Fault("raise_error", at, step, rank)
-
-
-def leave(rank: int, at: str, step: int = 0, code: int = 3, at_once: bool = False) -> Fault:
-    """sys.exit or, ``at_once``, os._exit of a rank."""
-    return Fault("exit_process", at, step, rank, {"code": code, "at_once": at_once})
+    return make
 
 
 def hang(rank: int, at: str, step: int, function: str) -> Fault:
@@ -95,38 +79,37 @@ def hang(rank: int, at: str, step: int, function: str) -> Fault:
     return Fault(function, at, step, rank)
 
 
-def cut(part: float, at: str, step: int = 0, rank: int = 0) -> Fault:
-    """All images that this host holds are cut to a part of their length, while processes have them mapped."""
-    return Fault("cut_images", at, step, rank, {"part": part})
+# --- what they do: of several processes, when the rank that is named comes to the phase, or the agent
 
 
-def starve(victim: str, at: str, step: int = 0, rank: int = 0) -> Fault:
-    """All that the job's cgroup may have is taken: the kernel kills "itself", "agent" or "template"."""
-    return Fault("starve_group", at, step, rank, {"victim": victim})
-
-
-def delay(seconds: float, at: str, step: int = 0, rank: int = 0) -> Fault:
-    """The phase begins so many seconds late."""
-    return Fault("sleep_first", at, step, rank, {"seconds": seconds})
-
-
-def refuse(call: str, error: str, at: str, step: int = 0) -> Fault:
-    """One call of a function of os on the checkpoint directory fails in the agent, with an error of errno."""
-    return Fault("refuse_a_call", at, step, 0, {"call": call, "error": error})
-
-
-# --- what they do
-
-
-def kill_processes(fault: Fault, out: Path, victims: str, copied: int | None = None) -> None:
-    if copied is not None:
+@deed
+def kill(fault: Fault, out: Path, copied: int | None = None) -> None:
+    """SIGKILL of a rank: at once, or amid a fill, after so many copies and half of one."""
+    if copied is None:
+        _kill(fault, out, f"pid.{fault.rank}")
+    else:
         _kill_within_a_copy(copied)
-        return
+
+
+@deed
+def kill_both(fault: Fault, out: Path) -> None:
+    _kill(fault, out, "pid.*")
+
+
+@deed
+def kill_agent(fault: Fault, out: Path) -> None:
+    _kill(fault, out, "", agent_too=True)
+
+
+@deed
+def kill_all(fault: Fault, out: Path) -> None:
+    _kill(fault, out, "pid.*", agent_too=True)
+
+
+def _kill(fault: Fault, out: Path, ranks: str, *, agent_too: bool = False) -> None:
     agent = os.getpid() if fault.by_agent else os.getppid()
-    ranks = f"pid.{fault.rank}" if victims == "worker" else "pid.*"
-    workers = [int(path.read_text()) for path in out.glob(ranks) if victims != "agent"]
-    pids = [pid for pid in workers if _is_child(pid, agent)]
-    pids += [agent] if victims.startswith("agent") else []
+    workers = [int(path.read_text()) for path in (out.glob(ranks) if ranks else ())]
+    pids = [*(pid for pid in workers if _is_child(pid, agent)), *[agent] * agent_too]
     for pid in sorted(pids, key=lambda pid: pid == os.getpid()):  # itself last
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -134,21 +117,26 @@ def kill_processes(fault: Fault, out: Path, victims: str, copied: int | None = N
         time.sleep(60)  # it goes no further, though it may be its parent's end that kills it
 
 
-def stop_process(fault: Fault, out: Path, seconds: float) -> None:
+@deed
+def stop(fault: Fault, out: Path, seconds: float = 0.0) -> None:
+    """SIGSTOP of a rank; it is continued after so many seconds, if there are any."""
     if seconds:
         pid = os.getpid()
         subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {pid}"], stdin=subprocess.DEVNULL)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def raise_error(fault: Fault, out: Path) -> None:
+@deed
+def fail(fault: Fault, out: Path) -> None:
     raise InjectedError(f"{fault.at} of step {fault.step}")
 
 
-def exit_process(fault: Fault, out: Path, code: int, at_once: bool) -> None:
+@deed
+def leave(fault: Fault, out: Path, code: int = 3, at_once: bool = False) -> None:
     (os._exit if at_once else sys.exit)(code)
 
 
+@deed
 def take_a_lock_that_another_thread_holds(fault: Fault, out: Path) -> None:
     lock = threading.Lock()
 
@@ -164,16 +152,21 @@ def take_a_lock_that_another_thread_holds(fault: Fault, out: Path) -> None:
         raise AssertionError("two threads have one lock")
 
 
+@deed
 def loop_in_c_with_the_gil(fault: Fault, out: Path) -> None:
     re.compile("(a+)+$").match("a" * 60 + "b")
 
 
-def cut_images(fault: Fault, out: Path, part: float) -> None:
+@deed
+def cut(fault: Fault, out: Path, part: float) -> None:
+    """All images that this host holds are cut to a part of their length, while processes have them mapped."""
     for path in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*/*.pt"):
         os.truncate(path, int(part * path.stat().st_size))
 
 
-def starve_group(fault: Fault, out: Path, victim: str) -> None:
+@deed
+def starve(fault: Fault, out: Path, victim: str) -> None:
+    """All that the job's cgroup may have is taken: the kernel kills "itself", "agent" or "template"."""
     agent = os.getpid() if fault.by_agent else os.getppid()
     workers = {int(path.read_text()) for path in out.glob("pid.*")}
     others = {child.pid for child in psutil.Process(agent).children()} - workers
@@ -184,14 +177,17 @@ def starve_group(fault: Fault, out: Path, victim: str) -> None:
         taken.append(bytearray(os.urandom(1 << 12) * (1 << 10)))
 
 
-def sleep_first(fault: Fault, out: Path, seconds: float) -> None:
+@deed
+def delay(fault: Fault, out: Path, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def refuse_a_call(fault: Fault, out: Path, call: str, error: str) -> None:
+@deed
+def refuse(fault: Fault, out: Path, call: str, error: str) -> None:
+    """One call of a function of os on the checkpoint directory fails in the agent, with an error of errno."""
     real, number, left = getattr(os, call), getattr(errno, error), True
 
-    def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def refused(target: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal left
         within = target if isinstance(target, int) else kwargs.get("dir_fd", kwargs.get("src_dir_fd"))
         path = "" if within is None else os.readlink(f"/proc/self/fd/{within}")
@@ -201,7 +197,22 @@ def refuse_a_call(fault: Fault, out: Path, call: str, error: str) -> None:
             raise OSError(number, os.strerror(number), path)
         return real(target, *args, **kwargs)
 
-    setattr(os, call, refuse)
+    setattr(os, call, refused)
+
+
+@deed
+def outlive(fault: Fault, out: Path) -> None:
+    """A rank comes to no end of a fill, whose bytes change for as long as it lives; its agent's end does not end it."""
+
+    def copy(target: int, _: int, size: int) -> None:
+        end = time.monotonic() + _LONGEST_LIFE
+        while time.monotonic() < end:
+            ctypes.memmove(target, os.urandom(size), size)
+            time.sleep(0.0005)
+        os._exit(1)
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+    _copy_by(copy)
 
 
 # --- when they do it
@@ -271,16 +282,6 @@ def _kill_within_a_copy(whole: int) -> None:
         ctypes.memmove(target, source, size)
         done += 1
 
-    _copy_by(copy)
-
-
-def write_without_end(fault: Fault, out: Path) -> None:
-    def copy(target: int, _: int, size: int) -> None:
-        while True:
-            ctypes.memmove(target, os.urandom(size), size)
-            time.sleep(0.0005)
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
     _copy_by(copy)
 
 

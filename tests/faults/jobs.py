@@ -10,8 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import Fault, to_text
@@ -21,7 +19,6 @@ from tests.support.live_folders import remove_live
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "6")
 
 
 def launcher_for(folder: Path) -> tuple[str, str]:
@@ -119,9 +116,6 @@ class Job:
         """Whether the agent itself holds it durable: what was renamed, but not yet synced, can be read already."""
         return any(line["event"] == "persisted" and line["step"] == step for line in whole_lines(self.events))
 
-    def is_stopped(self, rank: int) -> bool:
-        return psutil.Process(self.pid(rank)).status() == psutil.STATUS_STOPPED
-
     def go_on(self, step: int) -> None:
         """Let those that wait at a step go on."""
         (self.folder / f"go.{step}").touch()
@@ -130,13 +124,6 @@ class Job:
         """Wait until both ranks wait at a step."""
         for rank in (0, 1):
             self.wait_for("waiting", step, rank)
-
-    def wait_for_storage(self, step: int) -> None:
-        """Wait until a step is the newest on storage."""
-        directory = CheckpointDirectory(self.checkpoint_dir)
-        self.until(
-            lambda: step in (stored.id.step for stored in directory.checkpoints()[:1]), f"step {step} on storage"
-        )
 
     def run_to_the_end(self, *script: str, of: int = signal.SIGKILL, **options: Any) -> "Job":
         """Launch it again whenever its agent dies of a signal, until its good end."""

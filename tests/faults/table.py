@@ -151,18 +151,18 @@ NO_THREADS = (*IN_PYTHON, "snapshot.notify", *RESUME)
 
 
 def fails(error: str) -> Deed:
-    return Deed(lambda rank, at, step: faults.refuse(CALLS[at], error, at, step), "nothing", tuple(CALLS))
+    return Deed(
+        lambda rank, at, step: faults.refuse(rank, at, step, call=CALLS[at], error=error), "nothing", tuple(CALLS)
+    )
 
 
 DEEDS = {
     "kill": Deed(faults.kill, "restart"),
-    "kill both": Deed(lambda rank, at, step: faults.kill_both(at, step, rank), "restart"),
-    "kill agent": Deed(lambda rank, at, step: faults.kill_agent(at, step, rank), "launch"),
+    "kill both": Deed(faults.kill_both, "restart"),
+    "kill agent": Deed(faults.kill_agent, "launch"),
     # the workers of an agent that is killed die with it, as these do
-    "kill all": Deed(
-        lambda rank, at, step: faults.kill_all(at, step, rank), "launch", ("snapshot.fill", "persist.link", *RESUME)
-    ),
-    "stop and continue": Deed(lambda rank, at, step: faults.stop(rank, at, step, 0.2), "nothing", NO_THREADS),
+    "kill all": Deed(faults.kill_all, "launch", ("snapshot.fill", "persist.link", *RESUME)),
+    "stop and continue": Deed(lambda rank, at, step: faults.stop(rank, at, step, seconds=0.2), "nothing", NO_THREADS),
     "exception": Deed(faults.fail, "restart", IN_PYTHON),
     "sys.exit": Deed(faults.leave, "restart", IN_PYTHON),
     "I/O error": fails("EIO"),
@@ -269,7 +269,8 @@ def faults_of(mine: Sequence[Row], gap: int) -> Iterator[tuple[Row | None, Fault
         is_start = begins_a_start(row.phase)
         needed = "launch" if row.phase in LAUNCH else "restart"
         if is_start and ended not in (needed, "launch"):
-            yield None, faults.kill(0, "snapshot.fill", step) if needed == "restart" else faults.kill_agent(STEP, step)
+            end = faults.kill_agent(0, STEP, step) if needed == "launch" else faults.kill(0, "snapshot.fill", step)
+            yield None, end
             step += gap
         yield row, DEEDS[row.deed].make(row.rank, row.phase, 0 if is_start or row.phase == FIRST else step)
         ended = DEEDS[row.deed].goes_on

@@ -78,9 +78,9 @@ def test_a_collective_that_one_rank_skips_is_named_and_recovered(new_job, uninte
 def test_slow_steps_phases_and_saves_do_not_count_as_hangs(new_job, uninterrupted):
     """A first step, a marked phase and a save that take longer than steps may; and a machine that stood still."""
     job = new_job().with_faults(
-        delay(SLOW, at="train.step", step=1),
-        delay(SLOW, at="snapshot.fill", step=10),
-        delay(SLOW, at="train.evaluate", step=20),
+        delay(seconds=SLOW, at="train.step", step=1),
+        delay(seconds=SLOW, at="snapshot.fill", step=10),
+        delay(seconds=SLOW, at="train.evaluate", step=20),
     )
     start(job, "--evaluate-at", "20", "--wait-at", "40")
     job.wait_for_all(40)

@@ -22,18 +22,13 @@ def hosts() -> Iterator[None]:
         telemetry.unlink()
 
 
-def start(job: Job, *script: str, options: tuple[str, ...] = (), shm: str = "") -> Job:
+def start(job: Job, *script: str, options: tuple[str, ...] = ()) -> Job:
     """Start one rank on a host whose shared memory is its own."""
-    memory = Path(os.environ["FASTCKPT_SHM_DIR"], shm or job.folder.name)
+    memory = Path(os.environ["FASTCKPT_SHM_DIR"], job.folder.name)
     memory.mkdir(mode=0o700, exist_ok=True)
     shape = ("--standalone", "--nproc-per-node", "1", "--max-restarts", "3", *options)
     launcher = (str(Path(__file__).with_name("launch.py")), str(job.folder), *shape)
     return job.start(*script, launcher=launcher, FASTCKPT_SHM_DIR=str(memory))
-
-
-def end(job: Job) -> None:
-    job.send(signal.SIGTERM)
-    job.wait()
 
 
 def holder(job: Job) -> str:
@@ -60,24 +55,10 @@ def test_a_second_job_on_one_directory_is_refused_or_takes_over(new_job, tmp_pat
     assert one.wait() == 1, one.text()
     assert f"{here} has been taken by another job, which opened history 2: {holder(taker)}" in one.text()
     taker.until(lambda: taker.persisted(40), "step 40 durable")
-    end(taker)
+    taker.send(signal.SIGTERM)
+    taker.wait()
     assert taker.stored()[:2] == [40, 30], "the one that was ended has published nothing more"
     assert "is not there any more" not in one.text() + taker.text()
-
-
-def test_a_second_job_on_the_same_host_resumes_when_the_first_is_gone(new_job, tmp_path: Path) -> None:
-    """The memory that it wants is the first one's."""
-    here = tmp_path / "shared"
-    one, two = new_job("one", here), new_job("two", here)
-    start(one, "--stop-at", "37", shm="host").wait_for("waiting", 37)
-    start(two, "--stop-at", "38", shm="host")
-    two.until(lambda: "waiting, for up to 60 s, for " + holder(one) in two.text(), "it says whom it waits for")
-    end(one)
-    two.wait_for("waiting", 38)
-    assert two.resumes() == [(36, "storage")]
-    assert two.text().count("waiting, for") == 1
-    end(two)
-    assert two.stored()[:1] == [38], two.text()
 
 
 def test_workers_restart_from_a_step_that_became_durable_since_they_began(
@@ -88,7 +69,8 @@ def test_workers_restart_from_a_step_that_became_durable_since_they_began(
     job.start("--stop-at", "41")
     job.wait_for_all(41)
     job.until(lambda: job.persisted(40), "step 40 durable")
-    end(job)
+    job.send(signal.SIGTERM)
+    job.wait()
     newest = job.checkpoint_dir / "checkpoint-40"
     newest.rename(tmp_path / "not yet")
     job.start("--wait-at", "31")

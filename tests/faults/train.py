@@ -29,14 +29,12 @@ sys.modules["torch._dynamo"] = torch._dynamo = MagicMock(disable=lambda function
 def parse_arguments() -> argparse.Namespace:
     parser = training.parser()
     parser.set_defaults(steps=60)
-    parser.add_argument("--default", action="store_true", help="leave out the storage type")
     parser.add_argument("--named", action="store_true", help="give each file that is persisted a name of its own")
     parser.add_argument("--settle", action="store_true")
     parser.add_argument("--apart", action="store_true", help="no rank waits for another's gradients")
     parser.add_argument("--ballast", type=int, nargs="*", default=[], metavar="MB", help="add to the state; more later")
     parser.add_argument("--grow-at", type=int, default=10**9, help="from here on the ballast is the last of its sizes")
     parser.add_argument("--deaf", default="", metavar="RANK", help="is deaf to SIGTERM")
-    parser.add_argument("--remote", default="", help="location of the remote tier")
     parser.add_argument("--evaluate-at", type=int, default=0, help="a phase after this step")
     parser.add_argument("--skip-at", type=int, default=0, help="a barrier after this step, which rank 1 skips once")
     return parser.parse_args()
@@ -77,7 +75,7 @@ class Ddp(Training):
         random.seed(13 + self.rank)
         np.random.seed(17 + self.rank)
         overlap = self.optimizer if args.overlap else None
-        self.checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote, overlap=overlap)
+        self.checkpointer = DdpCheckpointer(args.checkpoint_dir, overlap=overlap)
         if args.settle:
             settle(self.trained, lambda: self._loss(self._data.inputs[:BATCH], self._data.targets[:BATCH]).backward())
 
@@ -85,7 +83,7 @@ class Ddp(Training):
         return nn.functional.cross_entropy(self.trained(inputs), targets)
 
     def resume(self) -> int:
-        if not (loaded := self.checkpointer.load_checkpoint(self.args.resume_path)):
+        if not (loaded := self.checkpointer.load_checkpoint()):
             return 0
         self.model.load_state_dict(loaded["model"])
         self.optimizer.load_state_dict(loaded["optimizer"])
@@ -109,8 +107,7 @@ class Ddp(Training):
             state["ballast"] = torch.ones(args.ballast[-1 if step >= args.grow_at else 0] << 18)
         own = {"epoch": self._data.epoch, "taken": self._data.taken}
         path = str(args.out / f"named-{step}.pt") if args.named and place is StorageType.DISK else ""
-        kind = None if args.default else place
-        return self.checkpointer.save_checkpoint(step, state, path, storage_type=kind, rank_state=own)
+        return self.checkpointer.save_checkpoint(step, state, path, storage_type=place, rank_state=own)
 
     def after(self, step: int) -> None:
         if step == self.args.evaluate_at:

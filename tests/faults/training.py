@@ -38,7 +38,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--way", default="")
     made.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     made.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
-    made.add_argument("--resume-path", default="")
     made.add_argument("--wait-at", type=int, nargs="*", default=[], help="wait here until a file go.<step> appears")
     made.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     made.add_argument("--full", action="store_true", help="keep the whole state of each save, and compare with it")

@@ -34,10 +34,8 @@ class Dcp(Training):
         self._text = state["text"]
 
     def resume(self) -> int:
-        """The newest step; or the one that is named, by which it can be loaded as well."""
         if (step := self.checkpointer.find()) is not None:
-            named = {"checkpoint_id": self.args.resume_path} if self.args.resume_path else {}
-            dcp.load({"app": self}, storage_reader=self.checkpointer, **named)
+            dcp.load({"app": self}, storage_reader=self.checkpointer)
             step = self.checkpointer.loaded_step
         return step or 0
 

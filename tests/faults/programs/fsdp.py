@@ -62,7 +62,7 @@ class Fsdp(Training):
         self._more: dict[str, Any] = {"step": 0, "table": torch.zeros(100), "text": ""}
 
     def resume(self) -> int:
-        self._more = self.checkpointer.load_checkpoint(self.model, self.optimizer, self.args.resume_path) or self._more
+        self._more = self.checkpointer.load_checkpoint(self.model, self.optimizer) or self._more
         assert self._more["step"] == max(0, self.checkpointer.loaded_step)
         return int(self._more["step"])
 

@@ -5,7 +5,6 @@ The log has the samples of a step.
 
 import argparse
 import sys
-import time
 from typing import Any
 
 import torch
@@ -38,9 +37,7 @@ class Samples(torch.utils.data.Dataset[tuple[int, torch.Tensor, int]]):
 def parse_arguments() -> argparse.Namespace:
     parser = training.parser()
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--loader-workers", type=int, default=0)
     parser.add_argument("--every", type=int, nargs=2, default=None, metavar=("MEMORY", "STORAGE"))
-    parser.add_argument("--step-seconds", type=float, default=0.0, help="what each step takes beside its computation")
     return parser.parse_args()
 
 
@@ -51,7 +48,7 @@ def train(args: argparse.Namespace) -> None:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    loader = ResumableDataLoader(Samples(), 4, shuffle=True, seed=3, num_workers=args.loader_workers)
+    loader = ResumableDataLoader(Samples(), 4, shuffle=True, seed=3)
     torch.manual_seed(11 + run.rank)
     mutation_check.WORTH = 1  # states copied in the background are small here
     parts = {"model": ddp, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
@@ -63,7 +60,6 @@ def train(args: argparse.Namespace) -> None:
             for indices, inputs, targets in loader:
                 step += 1
                 run.begins(step)
-                time.sleep(args.step_seconds)
                 loss = nn.functional.cross_entropy(ddp(inputs), targets)
                 loss.backward()
                 optimizer.step()

@@ -25,7 +25,7 @@ class Accelerate(Training):
         )
 
     def resume(self) -> int:
-        self.checkpointer.load_state(self.args.resume_path)
+        self.checkpointer.load_state()
         step = self._prepared.count.steps
         self._batches = batches(self._prepared, step, self._way == "stateful")
         return step

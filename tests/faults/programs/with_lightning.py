@@ -49,7 +49,7 @@ def main() -> None:
     ours = {"strategy": FastDDPStrategy(), "plugins": [io], "use_distributed_sampler": False}
     trainer = trainer_for(args.steps, model, MemoryCheckpoint(args.memory), Watch(io, run), **ours)
     module = Module(args.way, run.log)
-    trainer.fit(module, ckpt_path=args.resume_path or NEWEST)
+    trainer.fit(module, ckpt_path=NEWEST)
     scheduler = trainer.lr_scheduler_configs[0].scheduler
     state = [module.state_dict(), trainer.optimizers[0].state_dict(), scheduler.state_dict()]
     state += [torch.get_rng_state(), random.random(), numpy.random.random()]
