@@ -24,8 +24,7 @@ def start(job: Job, *script: str, timeout: str = str(TIMEOUT), **options) -> Job
 
 
 def hangs(job: Job) -> list[dict]:
-    lines = whole_lines(job.events)
-    return [line for line in lines if line["event"] == "hang"]
+    return [line for line in whole_lines(job.events) if line["event"] == "hang"]
 
 
 def stack_of(job: Job, rank: int, nth: int = 0) -> str:

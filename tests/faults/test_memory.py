@@ -14,7 +14,6 @@ from tests.faults.test_disk import full
 from tests.support.memory_groups import memory_group
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
-MIB = 1 << 20
 LIMIT = 750
 """Of which a job of forks takes 180, and up to 500 for a state of 250 that makes way for the next one."""
 campaign = pytest.mark.campaign

@@ -32,7 +32,6 @@ def start(job: Job, *script: str, options: tuple[str, ...] = ()) -> Job:
 
 
 def holder(job: Job) -> str:
-    assert job.process is not None
     return f"process {job.process.pid} on "
 
 

@@ -26,7 +26,6 @@ from tests.fuzz.mutations import Mutation, mutated, mutations
 
 MEMORY = 16 << 30
 """Address space of the process in bytes: who asks for more is told that there is none."""
-NUMBER = pickle.BININT + struct.pack("<i", 100)
 
 
 def outcome(data: bytes, folder: Path) -> str:

@@ -106,10 +106,10 @@ class NodesJob:
         self.agents |= {number: self.waiting.pop(number) for number in numbers}
         return time.monotonic()
 
-    def park(self, *numbers: int, flags: Collection[str] = (), **environment: str) -> None:
+    def park(self, *numbers: int) -> None:
         """Start spares."""
         for number in numbers:
-            self.launch(number, flags=("--fast-events", str(self.out / f"events.{number}"), *flags), **environment)
+            self.launch(number, flags=("--fast-events", str(self.out / f"events.{number}")))
         self.set_aside(*numbers)
 
     def are_parked(self, *numbers: int) -> None:

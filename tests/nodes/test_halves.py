@@ -1,7 +1,4 @@
-"""Jobs whose hosts lose sight of each other, in two halves which both reach the checkpoint directory.
-
-test_second_events.py has more hosts, and what may happen meanwhile.
-"""
+"""Jobs whose hosts lose sight of each other, in two halves which both reach the checkpoint directory."""
 
 import time
 
