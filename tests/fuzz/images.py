@@ -14,6 +14,7 @@ import sys
 import warnings
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.inspect.tree import read_tree, stored_bytes
 from fastckpt._core.resume.load import LOAD_ERRORS, load_copy
+from fastckpt.errors import BadCheckpoint
 from tests.fuzz.mutations import Mutation, mutated, mutations
 
 MEMORY = 16 << 30
@@ -29,9 +32,13 @@ MEMORY = 16 << 30
 
 
 def outcome(data: bytes, folder: Path) -> str:
-    """Load an image, and read what came; "loaded", or the error that refused it."""
+    """Load an image, and read what came; "loaded", or the error that refused it. Commands describe it or refuse it."""
     path = folder / "last.pt"
     path.write_bytes(data)
+    with suppress(BadCheckpoint):
+        tree = read_tree(io.BytesIO(data), path.name)
+        assert stored_bytes(tree) >= 0
+        assert all(isinstance(entry.name, str) and entry.type and repr(entry.value) for entry in tree)
     try:
         read(load_copy(path, 1, weights_only=True))
     except LOAD_ERRORS as error:
@@ -107,6 +114,10 @@ def crafted(mark: Path) -> dict[str, bytes]:
         "negative size": tensor(size=(-5,)),
         "long text": b"\x80\2\x8d" + struct.pack("<Q", 2**60) + b"x.",
         "long number": b"\x80\2\x8b" + struct.pack("<i", 2**31 - 1) + b"x.",
+        "memo of 4 billion": b"\x80\2}r\xff\xff\xff\xff.",
+        "endless bytearray": b"\x80\5\x96" + struct.pack("<Q", 2**62) + b".",
+        "storage without an id": b"\x80\2ctorch\nFloatStorage\nQ.",
+        "tensor of numbers": b"\x80\2ctorch._utils\n_rebuild_tensor_v2\n(K\1K\2K\3tR.",
         "deep": b"\x80\2" + b"]" * 100_000 + b"a" * 99_999 + b".",
         "system": call("posix", "system", f"touch {mark}"),
         "exec": call("builtins", "exec", f"open({str(mark)!r}, 'w')"),

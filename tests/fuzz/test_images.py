@@ -16,7 +16,7 @@ from fastckpt import DdpCheckpointer, StorageType
 ROOT = Path(__file__).parents[2]
 COUNT = int(os.environ.get("FASTCKPT_FUZZ", "400"))
 """Damaged images of each kind, half of them by hypothesis."""
-LOADED = {"good", "storage of 2**60 bytes", "storage of 2**72 bytes", "deep"}
+LOADED = {"good", "storage of 2**60 bytes", "storage of 2**72 bytes", "memo of 4 billion", "deep"}
 """The tensor's own part of the storage is there, whatever its size is said to be."""
 
 
