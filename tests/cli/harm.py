@@ -47,5 +47,4 @@ ALL = [flip, truncate, empty, remove, directory_instead, dangling_link_instead, 
 
 
 def lose(path: Path) -> None:
-    """A whole directory is gone."""
     shutil.rmtree(path)

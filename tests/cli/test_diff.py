@@ -81,16 +81,13 @@ def test_diff_ignores_sharing_layout_views_the_sign_of_zero_and_the_bits_of_nan(
     assert distance(tmp_path, number, number.conj()).max_abs == 4
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64], ids=str)
-def test_diff_compares_whole_numbers_exactly(tmp_path, dtype):
-    limits = torch.iinfo(dtype)
-    a, b = torch.tensor([limits.max, 7], dtype=dtype), torch.tensor([limits.min, 8], dtype=dtype)
-    found = distance(tmp_path, a, b).max_abs
-    assert found == limits.max - limits.min == 2**64 - 1 and type(found) is int
-    assert distance(tmp_path, a[1:], b[1:]).max_abs == 1
-
-
-def test_diff_compares_sparse_quantized_and_narrow_types(tmp_path):
+def test_diff_compares_sparse_quantized_and_narrow_types_and_whole_numbers_exactly(tmp_path):
+    for limits in map(torch.iinfo, (torch.int64, torch.uint64)):
+        dtype = getattr(torch, limits.dtype)
+        a, b = torch.tensor([limits.max, 7], dtype=dtype), torch.tensor([limits.min, 8], dtype=dtype)
+        found = distance(tmp_path, a, b).max_abs
+        assert found == limits.max - limits.min == 2**64 - 1 and type(found) is int
+        assert distance(tmp_path, a[1:], b[1:]).max_abs == 1
     with warnings.catch_warnings(action="ignore"):
         a, b = (torch.quantize_per_tensor(torch.arange(4.0), scale, 1, torch.qint8) for scale in (0.5, 0.25))
     assert differ(tmp_path, {"t": a}, {"t": b}).tensors["t"].max_abs == 6

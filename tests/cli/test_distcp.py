@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.cli.harm import flip
+from tests.e2e.dcp.states import same
 from tests.e2e.earlier.test_earlier import unpacked
 
 
@@ -30,19 +31,8 @@ def state() -> dict[str, Any]:
 
 @pytest.fixture
 def plain(tmp_path) -> Path:
-    """Checkpoint as torch alone saves it."""
     dcp.save(state(), checkpoint_id=tmp_path / "plain")
     return tmp_path / "plain"
-
-
-def equal(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return bool(a == b)
 
 
 def of_torch(folder: Path, tmp_path: Path) -> Any:
@@ -52,11 +42,11 @@ def of_torch(folder: Path, tmp_path: Path) -> Any:
 
 def test_export_of_a_distcp_checkpoint_equals_what_torch_converts_it_to(plain, tmp_path, fastckpt):
     assert fastckpt("export", plain, tmp_path / "out.pt").code == 0
-    assert equal(torch.load(tmp_path / "out.pt", weights_only=True), of_torch(plain, tmp_path))
+    assert same(torch.load(tmp_path / "out.pt", weights_only=True), of_torch(plain, tmp_path))
     assert fastckpt("diff", plain, tmp_path / "out.pt").code == 0
     assert "model" in fastckpt("show", plain / ".metadata").out, "its .metadata names it, too"
     assert fastckpt("export", plain, tmp_path / "out.safetensors", "--only", "model").code == 0
-    assert equal(load_file(tmp_path / "out.safetensors"), dict(state()["model"]))
+    assert same(load_file(tmp_path / "out.safetensors"), dict(state()["model"]))
 
 
 def test_shards_of_several_ranks_are_joined_on_export(tmp_path, fastckpt):
@@ -66,7 +56,7 @@ def test_shards_of_several_ranks_are_joined_on_export(tmp_path, fastckpt):
     assert sorted(names) == [".metadata", "rank_0.pt", "rank_1.pt"]
     assert fastckpt("export", f"{directory}@2", tmp_path / "out.pt").code == 0
     expected = of_torch(directory / "checkpoint-2", tmp_path)
-    assert equal(torch.load(tmp_path / "out.pt", weights_only=True), expected)
+    assert same(torch.load(tmp_path / "out.pt", weights_only=True), expected)
     assert fastckpt("diff", f"{directory}@1", f"{directory}@2").code == 1
     assert fastckpt("diff", f"{directory}@2", directory / "checkpoint-2").code == 0
     flip(directory / "checkpoint-2/__1_0.distcp")  # the manifest has the digest of each file

@@ -43,7 +43,6 @@ def as_root() -> None:
 
 
 def run(*arguments: object, within: list[str] | None = None, **environment: str) -> tuple[int, dict[str, list[Any]]]:
-    """The exit code, and the lines by their names."""
     command = [*(within or []), *COMMAND, *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment
@@ -61,7 +60,6 @@ def by_name(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def look(check: str, directory: Path | str = "", **settings: str) -> list[dict[str, Any]]:
-    """One check, in this process."""
     return examine(check, directory=str(directory), settings={**os.environ, **settings})
 
 
@@ -216,7 +214,13 @@ def test_endpoints_and_interfaces_that_are_wrong_or_not_there(monkeypatch):
         assert len(bad) == len(found) - 1 and all("no interface is named nosuch0" in each for each in bad)
 
 
-def test_secrets_are_in_no_line(tmp_path, monkeypatch, fastckpt):
+def test_a_store_is_listed_and_written_to_and_secrets_are_in_no_line(tmp_path, monkeypatch, fastckpt):
+    far = f"memory://{tmp_path.name}/run"
+    lines = look("store", far)
+    assert states(lines)[:2] == ["ok", "ok"] and "0 whole checkpoints" in lines[0]["found"]
+    assert not [key for key in fsspec.filesystem("memory").find(far) if "doctor" in key]
+    [line] = look("store", "nosuch://nowhere/run")
+    assert line["state"] == "problem" and line["remedy"]
     secret, file = "a-secret-of-this-job-0123456789", tmp_path / "secret"
     file.write_text(secret)
     assert_tells(look("secret", FASTCKPT_SECRET_FILE=str(file)), "problem", "chmod 600")
@@ -227,28 +231,7 @@ def test_secrets_are_in_no_line(tmp_path, monkeypatch, fastckpt):
     assert said.code == 1 and secret not in said.out + said.err and "nosuch" in said.out
 
 
-def test_a_store_is_listed_and_written_to(tmp_path):
-    far = f"memory://{tmp_path.name}/run"
-    lines = look("store", far)
-    assert states(lines)[:2] == ["ok", "ok"] and "0 whole checkpoints" in lines[0]["found"]
-    assert not [key for key in fsspec.filesystem("memory").find(far) if "doctor" in key]
-    [line] = look("store", "nosuch://nowhere/run")
-    assert line["state"] == "problem" and line["remedy"]
-
-
-def test_a_package_that_is_too_old_is_a_problem_with_the_command_that_repairs_it(tmp_path, monkeypatch):
-    for name, version in (("psutil", "1.0"), ("torch", "2.5.1")):
-        info = tmp_path / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    lines = look("packages")
-    assert states(lines) == ["problem", "problem"]
-    for name in ("psutil", "torch"):
-        assert any(line["remedy"].startswith(f"pip install '{name}") for line in lines)
-
-
-def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch):
+def test_an_error_in_a_check_is_a_line_and_so_is_the_repair_of_a_package_that_is_too_old(tmp_path, monkeypatch):
     [line] = examine("shared memory", settings={"FASTCKPT_SLOTS": "many"})
     assert line["state"] == "problem" and "FASTCKPT_SLOTS is 'many'" in line["found"]
 
@@ -261,8 +244,18 @@ def test_an_error_in_a_check_is_a_line_and_nothing_else(monkeypatch):
     [line] = examine("clock", settings={})
     assert line["state"] == "problem" and "ZeroDivisionError: by nothing" in line["found"]
 
+    for name, version in (("psutil", "1.0"), ("torch", "2.5.1")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = look("packages")
+    assert states(lines) == ["problem", "problem"]
+    for name in ("psutil", "torch"):
+        assert any(line["remedy"].startswith(f"pip install '{name}") for line in lines)
 
-def test_limits_of_cgroups_of_both_versions_are_found(tmp_path, monkeypatch):
+
+def test_limits_of_cgroups_of_both_versions_are_found_and_fewer_cores_than_ranks(tmp_path, monkeypatch):
     from fastckpt._core.memory import headroom
 
     monkeypatch.setattr(headroom, "CGROUPS", tmp_path)
@@ -288,10 +281,6 @@ def test_limits_of_cgroups_of_both_versions_are_found(tmp_path, monkeypatch):
     [line] = look("cgroup memory")
     assert line["state"] == "ok" and "counts" in line["found"] and "1023.0 MiB free of 1.0 GiB" in line["found"]
     assert states(look("cgroup processor")) == ["ok"] and states(look("cgroup processes")) == ["warning"]
-
-
-def test_fewer_cores_than_ranks_are_a_warning():
-    """Such as where Slurm binds the one task of a node, and it has asked for no core besides."""
     usable = len(os.sched_getaffinity(0))
     assert states(examine("cores", ranks=usable)) == ["ok"]
     assert_tells(examine("cores", ranks=usable + 1), "warning", "--cpus-per-task")

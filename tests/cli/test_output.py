@@ -81,7 +81,6 @@ KEYS: dict[str, dict[str, Any]] = {
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
 }
-# Scripts depend on these keys: new ones may come, none may go or change its meaning.
 
 
 OF_JOBS = ("chaos", "prove", "drain")
@@ -130,14 +129,13 @@ def test_the_keys_of_every_command_are_frozen_in_this_file(fastckpt):
     assert {line.split()[0] for line in listed if line.startswith("  ")} >= main.commands.keys()
 
 
-def test_errors_go_to_stderr_with_code_2(fastckpt, tmp_path):
+def test_errors_go_to_stderr_with_code_2_also_those_of_the_system_and_an_unset_variable(
+    fastckpt, three, tmp_path, monkeypatch
+):
     for command in ("ls", "show", "which", "verify", "prune --keep-last 1", "report", "top"):
         said = fastckpt(*command.split(), tmp_path / "none", "--json")
         assert said.code == 2 and not said.out and said.err.startswith("fastckpt: error: ") and "none" in said.err
         assert fastckpt(*command.split(), "--no-such-option").code == 2
-
-
-def test_an_unset_variable_is_not_the_working_directory_and_errors_of_the_system_are_told(fastckpt, three, monkeypatch):
     monkeypatch.chdir(three)
     for command in (["ls"], ["prune", "--keep-last", "1", "--yes"]):
         assert "no directory" in fastckpt(*command, "").err and fastckpt(*command, ".").code == 0
@@ -161,7 +159,7 @@ def test_commands_start_without_torch_and_those_with_json_without_tables(three):
     assert done.stderr.splitlines() == ["[]"] * 4 + ["['rich']"] * 3
 
 
-def test_piped_output_of_the_installed_command_has_whole_lines_without_colour(tmp_path):
+def test_piped_output_has_whole_lines_without_colour_and_no_control_characters_of_names(fastckpt, tmp_path):
     directory = tmp_path / ("long-" * 45) / "run"
     directory.parent.mkdir()
     publish(directory, 7)
@@ -169,9 +167,6 @@ def test_piped_output_of_the_installed_command_has_whole_lines_without_colour(tm
     lines = subprocess.check_output([FASTCKPT, "ls", directory], text=True, timeout=60, env=environment).splitlines()
     assert len(lines) == 2 and lines[1].endswith(str(directory / "checkpoint-7"))
     assert not any(line != line.rstrip() or "\x1b" in line for line in lines)
-
-
-def test_control_characters_in_names_reach_no_terminal(fastckpt, tmp_path):
     name = "\x1b]0;owned\x07\x1b[2J[bold]w[/bold]\udc80"
     torch.save({name: torch.ones(1), "text": "\x1b[31mred"}, tmp_path / "model.pt")
     said = fastckpt("show", tmp_path / "model.pt")
@@ -215,12 +210,9 @@ def test_a_drain_needs_the_token_of_a_job_that_answers(fastckpt, tmp_path):
         assert said.code == 2 and why in said.err
 
 
-def test_ages_are_printed_in_fitting_units():
+def test_ages_fit_their_units_and_columns_of_top_that_say_least_are_left_out_first_and_trouble_never():
     ages = {None: "?", 0.2: "0 s", 119: "119 s", 120: "2 min", 7200: "2 h", 10 * 86400: "10 d"}
     assert {seconds: output.age(seconds) for seconds in ages} == ages
-
-
-def test_columns_of_top_that_say_least_are_left_out_first_and_trouble_never():
     document = json.loads(Path(__file__).with_name("recorded_status.json").read_text())
     document["nodes"][0]["tiers"][0]["trouble"] = "storage is full"
     tables = {

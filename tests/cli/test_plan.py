@@ -52,7 +52,6 @@ def table(tmp_path_factory) -> Iterator[Path]:
 
 
 def held(directory: Path) -> dict[str, bytes]:
-    """All files of a directory."""
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
@@ -117,7 +116,7 @@ def test_costs_and_failures_are_those_of_the_event_log(fastckpt, table):
 # --- what something else wrote
 
 
-def test_a_file_of_torch_save_is_planned_with_slack_and_rank_files(fastckpt, tmp_path):
+def test_checkpoints_of_torch_save_and_dcp_are_planned_by_their_files_shards_and_copies(fastckpt, tmp_path):
     assert checkpoint_sizes.SLACK == skeleton.SLACK
     torch.save(growing(200), tmp_path / "model.pt")
     size = (tmp_path / "model.pt").stat().st_size
@@ -126,9 +125,6 @@ def test_a_file_of_torch_save_is_planned_with_slack_and_rank_files(fastckpt, tmp
     assert size + 16384 <= model < size + 16384 + PAGE and "each rank's own state" in plan["assumed"]
     assert plan["bytes"]["node"] == model + 4 * own[0]
     assert (plan["ranks"], plan["checkpoint"]) == (8, None)
-
-
-def test_a_directory_of_dcp_is_planned_by_its_shards_and_copies(fastckpt, tmp_path):
     dcp.save(growing(12000), checkpoint_id=tmp_path / "dcp", no_dist=True)
     shards = sum(path.stat().st_size for path in (tmp_path / "dcp").glob("*.distcp"))
     divided = (tmp_path / "dcp", "--world-size", "2", "--nodes", "2")
@@ -160,25 +156,25 @@ def test_the_profile_in_a_checkpoint_gives_costs_without_event_logs(fastckpt, tm
 # --- bad input
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ("--mtbf -4h", "is no time above 0"),
-        ("--mtbf 4parsecs", "give a number with a unit of ms, s, min"),
-        ("--mtbf 1e300", "below 300 years"),
-        ("--restart-seconds -1", "is no time of 0 or more"),
-        ("--memory 0", "is no size above 0"),
-        ("--persist-mbps nan", "is no rate above 0"),
-        ("--every often", "give steps for memory and storage"),
-        ("--every 10,15", "give storage a multiple of memory"),
-        ("--overhead 2", "overhead is 2.0"),
-        ("--nodes 3 --ranks-per-node 2 --world-size 7", "do not go together"),
-        ("more", "more follows"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(fastckpt, table, arguments, text):
-    said = fastckpt("plan", table, *arguments.split())
-    assert said.code == 2 and not said.out and text in " ".join(said.err.split())
+REFUSED = {
+    "--mtbf -4h": "is no time above 0",
+    "--mtbf 4parsecs": "give a number with a unit of ms, s, min",
+    "--mtbf 1e300": "below 300 years",
+    "--restart-seconds -1": "is no time of 0 or more",
+    "--memory 0": "is no size above 0",
+    "--persist-mbps nan": "is no rate above 0",
+    "--every often": "give steps for memory and storage",
+    "--every 10,15": "give storage a multiple of memory",
+    "--overhead 2": "overhead is 2.0",
+    "--nodes 3 --ranks-per-node 2 --world-size 7": "do not go together",
+    "more": "more follows",
+}
+
+
+def test_options_that_mean_nothing_are_refused(fastckpt, table):
+    for arguments, text in REFUSED.items():
+        said = fastckpt("plan", table, *arguments.split())
+        assert said.code == 2 and not said.out and text in " ".join(said.err.split()), arguments
 
 
 def test_places_without_a_checkpoint_are_an_error(fastckpt, tmp_path, table):

@@ -18,7 +18,6 @@ from tests.cli.conftest import state
 
 @pytest.fixture
 def far(tmp_path) -> str:
-    """A store in this process."""
     return f"memory://{tmp_path.name}/run"
 
 

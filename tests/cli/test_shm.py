@@ -19,7 +19,7 @@ def test_shm_keeps_memory_of_a_job_that_runs(fastckpt, directory):
         assert not kept["removed"] and kept["why"] == "kept: in use" and Path(arena["path"]).exists()
 
 
-def test_shm_removes_memory_of_a_dead_job_if_it_is_forced_to(fastckpt, directory):
+def test_shm_removes_memory_of_a_dead_job_if_it_is_forced_to_and_names_an_unknown_arena(fastckpt, directory, tmp_path):
     killed_job(directory)
     [arena] = fastckpt("shm", "ls", "--json").document["arenas"]
     choice = fastckpt("which", directory, "--verify", "--json").document["choice"]
@@ -34,9 +34,6 @@ def test_shm_removes_memory_of_a_dead_job_if_it_is_forced_to(fastckpt, directory
     assert fastckpt("shm", "ls", "--json").document == {"arenas": []}
     choice = fastckpt("which", directory, "--json").document["choice"]
     assert (choice["step"], choice["tier"]) == (1, "storage")
-
-
-def test_shm_names_an_unknown_arena_and_a_missing_directory(fastckpt, tmp_path):
     said = fastckpt("shm", "clean", "fastckpt-0-none", "--yes")
     assert said.code == 2 and "fastckpt-0-none" in said.err
     said = fastckpt("shm", "ls", env={"FASTCKPT_SHM_DIR": str(tmp_path / "none")})

@@ -55,7 +55,7 @@ def test_show_names_tensor_types_as_torch_loads_them_and_counts_shared_bytes_onc
     assert stored_bytes(saved({"a": weights, "b": weights, "c": weights[:10]})) == 400
 
 
-def test_show_describes_objects_of_other_classes(fastckpt, model):
+def test_show_describes_objects_of_other_classes_up_to_a_limit_and_runs_no_code(fastckpt, model, tmp_path, monkeypatch):
     held = argparse.Namespace(lr=0.1, weights=torch.zeros(2))
     endless: list[Any] = [torch.zeros(1)]
     endless.append(endless)
@@ -66,14 +66,6 @@ def test_show_describes_objects_of_other_classes(fastckpt, model):
     assert entries["array"]["kind"] == "value" and entries["array"]["type"].startswith("numpy.")
     assert entries["held.(state).weights"]["shape"] == [2]
     assert "holds itself" in fastckpt("show", model).out
-
-
-class Attack:
-    def __reduce__(self):
-        return os.system, ("touch attacked",)
-
-
-def test_show_runs_no_code_of_a_pickle(fastckpt, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Attack(), "w": torch.ones(2)}, "bad.pt")
     said = fastckpt("show", "bad.pt")
@@ -81,6 +73,17 @@ def test_show_runs_no_code_of_a_pickle(fastckpt, tmp_path, monkeypatch):
     assert fastckpt("diff", "bad.pt", "bad.pt").code == 0
     assert_refused(fastckpt("export", "bad.pt", "out.pt"), "weights_only")
     assert not Path("out.pt").exists() and not Path("attacked").exists()
+    monkeypatch.setattr(tree_module, "MOST", 5000)
+    nested: Any = 1
+    for _ in range(30):
+        nested = [nested, nested]
+    model.write_bytes(archive(pickle.dumps(nested)))
+    assert_refused(fastckpt("show", model), "more than 5000 entries")
+
+
+class Attack:
+    def __reduce__(self):
+        return os.system, ("touch attacked",)
 
 
 def archive(pickled: bytes) -> bytes:
@@ -88,15 +91,6 @@ def archive(pickled: bytes) -> bytes:
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr("archive/data.pkl", pickled)
     return buffer.getvalue()
-
-
-def test_show_refuses_a_pickle_that_describes_too_much(fastckpt, model, monkeypatch):
-    monkeypatch.setattr(tree_module, "MOST", 5000)
-    nested: Any = 1
-    for _ in range(30):
-        nested = [nested, nested]
-    model.write_bytes(archive(pickle.dumps(nested)))
-    assert_refused(fastckpt("show", model), "more than 5000 entries")
 
 
 def big_endian_numbers(path: Path) -> None:

@@ -1,6 +1,7 @@
 """`fastckpt verify`: finds every damage and reports nothing else."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ def bad(said: Said) -> list[dict[str, Any]]:
     return [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
 
 
-def test_verify_finds_nothing_in_an_undamaged_directory_of_which_other_tools_have_a_part(fastckpt, three):
+def test_verify_finds_nothing_in_a_sound_directory_and_names_what_is_quarantined_when_asked_alone(
+    fastckpt, three, tmp_path
+):
     (three / "checkpoint-500").mkdir()
     (three / "checkpoint-500/trainer_state.json").write_text("{}")
     said = fastckpt("verify", three, "--all", "--json")
@@ -41,22 +44,28 @@ def test_verify_finds_nothing_in_an_undamaged_directory_of_which_other_tools_hav
     [finding] = [each for each in document["findings"] if each["path"] == str(path)]
     told = {"step": 20, "history": 1, "tier": "storage", "path": str(path), "verdict": "good", "why": ""}
     assert finding == told | {"expected": digest(path), "found": digest(path)}
+    quarantine(three, 20)
+    assert fastckpt("verify", three, "--all").code == 0
+    said = fastckpt("verify", f"{three}@20", "--json")
+    assert said.code == 1 and said.document["findings"][0]["why"] == "bits flipped"
+    (tmp_path / "empty").mkdir()
+    for arguments in ([f"{three}@99"], [tmp_path / "empty"], [f"{three}@10", "--all"]):
+        said = fastckpt("verify", *arguments)
+        assert said.code == 2 and str(arguments[-1]) in said.err and not said.out
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [(file, damage) for file in (MODEL, MANIFEST, TRACKER) for damage in harm.ALL],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_verify_finds_every_kind_of_damage(fastckpt, three, file, damage):
-    path = three / file
-    saved = digest(path)
-    damage(path)
-    places = (str(path),) if file == TRACKER else (str(path), str(path.parent))
-    found = [one for one in bad(fastckpt("verify", three, "--json")) if one["path"] in places]
-    [named] = [one for one in found if path.stem in one["path"] + one["why"]]
-    if damage is harm.flip and file == MODEL:
-        assert (named["path"], named["expected"], named["found"]) == (str(path), saved, digest(path))
+@pytest.mark.parametrize("file", [MODEL, MANIFEST, TRACKER])
+def test_verify_finds_every_kind_of_damage(fastckpt, recorded_steps, tmp_path, file):
+    for damage in harm.ALL:
+        run = shutil.copytree(recorded_steps, tmp_path / damage.__name__)
+        path = run / file
+        saved = digest(path)
+        damage(path)
+        places = (str(path),) if file == TRACKER else (str(path), str(path.parent))
+        found = [one for one in bad(fastckpt("verify", run, "--json")) if one["path"] in places]
+        [named] = [one for one in found if path.stem in one["path"] + one["why"]]
+        if damage is harm.flip and file == MODEL:
+            assert (named["path"], named["expected"], named["found"]) == (str(path), saved, digest(path))
 
 
 def test_verify_reads_all_files_of_the_asked_steps_alone(fastckpt, three, tmp_path):
@@ -86,17 +95,6 @@ def test_verify_finds_a_lost_checkpoint_by_the_tracker(fastckpt, three, monkeypa
     monkeypatch.setattr(verify, "LOOKS", (0.0,))
     monkeypatch.setattr(verify.time, "sleep", lambda _: looked.append((three / TRACKER).write_text("20" * len(looked))))
     assert fastckpt("verify", three).code == 0 and len(looked) == 2
-
-
-def test_verify_reports_quarantined_checkpoints_when_asked_alone_and_none_is_an_error(fastckpt, three, tmp_path):
-    quarantine(three, 20)
-    assert fastckpt("verify", three, "--all").code == 0
-    said = fastckpt("verify", f"{three}@20", "--json")
-    assert said.code == 1 and said.document["findings"][0]["why"] == "bits flipped"
-    (tmp_path / "empty").mkdir()
-    for arguments in ([f"{three}@99"], [tmp_path / "empty"], [f"{three}@10", "--all"]):
-        said = fastckpt("verify", *arguments)
-        assert said.code == 2 and str(arguments[-1]) in said.err and not said.out
 
 
 def test_verify_checks_memory_by_its_digests(fastckpt, directory, monkeypatch):

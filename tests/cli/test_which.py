@@ -1,4 +1,4 @@
-"""`fastckpt which`: the checkpoint that a resume then loads."""
+"""`fastckpt ls` and `which`: the checkpoints of a directory, and the one that a resume then loads."""
 
 import os
 import shutil
@@ -62,13 +62,24 @@ def test_a_launch_resumes_what_which_printed(fastckpt, three, harms, outcome, st
 
 
 def _resumed(directory: Path) -> tuple[str, int | None, str]:
-    """Outcome of a real launch."""
     with DdpCheckpointer(directory) as checkpointer:
         try:
             state = checkpointer.load_checkpoint()
         except NoLoadableCheckpoint:
             return "refuse", None, ""
         return ("resume", checkpointer.loaded_step, checkpointer.loaded_from) if state else ("fresh start", None, "")
+
+
+def test_ls_names_checkpoints_of_other_tools_and_a_missing_directory(fastckpt, directory):
+    said = fastckpt("ls", directory)
+    assert said.code == 2 and str(directory) in said.err and not said.out
+    directory.mkdir()
+    assert fastckpt("ls", directory).out.splitlines()[1:] == ["no checkpoint of fastckpt is here"]
+    torch.save({"w": torch.ones(2)}, directory / "last.pt")
+    said = f"{directory}/last.pt seems to be of torch.save"
+    for command in ("ls", "which"):
+        assert fastckpt(command, directory).out.endswith(f"{said}: show, diff and export read it\n"), command
+    assert f"{directory} has no checkpoint of fastckpt to check; {said}" in fastckpt("verify", directory).err
 
 
 def test_which_gives_the_reason_against_each_other_checkpoint(fastckpt, three):
@@ -86,6 +97,12 @@ def test_which_gives_the_reason_against_each_other_checkpoint(fastckpt, three):
     assert reasons[60] == "writing: other nodes than 1 have not written their parts yet"
     assert reasons[50] == "quarantined: bits flipped" and reasons[10] == "older"
     assert reasons[40] == "not for all of 2 ranks: rank_1.pt missing" and reasons[30].startswith("damaged: ")
+    listed = fastckpt("ls", three, "--json").document["checkpoints"]
+    assert [(one["state"], one["whole"], one["why"]) for one in listed if one["step"] == 40] == [
+        ("incomplete", False, reasons[40])
+    ]
+    said = fastckpt("verify", f"{three}@40")
+    assert said.code == 1 and reasons[40] in said.out
 
 
 def test_which_prefers_memory_names_its_job_and_passes_over_slots_that_do_not_count(fastckpt, directory):

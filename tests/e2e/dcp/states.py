@@ -9,9 +9,11 @@ import torch
 
 def same(got: Any, want: Any) -> bool:
     if isinstance(want, torch.Tensor):
-        return torch.equal(got, want)
+        return got.dtype == want.dtype and torch.equal(got, want)
     if isinstance(want, dict):
         return got.keys() == want.keys() and all(same(got[key], want[key]) for key in want)
+    if isinstance(want, list):
+        return len(got) == len(want) and all(map(same, got, want))
     return bool(got == want)
 
 
