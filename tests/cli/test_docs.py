@@ -9,7 +9,6 @@ import shlex
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from fastckpt._core.report.events import FOLDER
 from fastckpt_run.cli import main
 from fastckpt_run.watch.http_server import HttpServer, Response
 from tests.cli import harm
+from tests.support.waits import until
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 RECORDED = Path(__file__).with_name("recorded.jsonl")
@@ -47,10 +47,7 @@ def train(directory: Path) -> DdpCheckpointer:
         checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK, metrics=metrics)
         checkpointer.wait_latest_checkpoint(60)
         embedding = embedding + 0.01
-    end = time.monotonic() + 60
-    while not any(slots.read(slot).digests for slot in newest_slots()):
-        assert time.monotonic() < end, "memory got no digests"
-        time.sleep(0.05)
+    until(lambda: any(slots.read(slot).digests for slot in newest_slots()), "memory has digests")
     return checkpointer
 
 

@@ -7,6 +7,7 @@ import pytest
 from fastckpt.errors import ConfigError
 from fastckpt_run.proof.directory_setting import DirectorySetting, find_setting
 from fastckpt_run.script_analysis import Script
+from tests.support.tables import for_each
 
 NAMED = "p.add_argument('--out-dir', dest='where'); p.add_argument('--lr'); a = p.parse_args()\n"
 PLACED = "p.add_argument('data'); p.add_argument('--lr'); p.add_argument('out'); a = p.parse_args()\n"
@@ -36,14 +37,11 @@ def test_an_argument_or_variable_that_reaches_the_checkpointer_is_found():
     assert VARIABLE.environment(DIRECTORY) == {"RUN": DIRECTORY} and VARIABLE.arguments(["--a"], DIRECTORY) == ["--a"]
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        ("DdpCheckpointer('/runs/a')", "written in the source, as '/runs/a' in line 1"),
-        ("HERE = '/runs/a'\nDdpCheckpointer(HERE)", "written in the source, as '/runs/a' in line 1"),
-        ("DdpCheckpointer(cfg.out)", "gives its checkpointer a directory of unknown origin"),
-        ("print(1)", "makes no checkpointer of fastckpt"),
-    ],
+@for_each(
+    ("DdpCheckpointer('/runs/a')", "written in the source, as '/runs/a' in line 1"),
+    ("HERE = '/runs/a'\nDdpCheckpointer(HERE)", "written in the source, as '/runs/a' in line 1"),
+    ("DdpCheckpointer(cfg.out)", "gives its checkpointer a directory of unknown origin"),
+    ("print(1)", "makes no checkpointer of fastckpt"),
 )
 def test_a_directory_that_cannot_be_set_is_refused_with_what_to_do(source, why):
     with pytest.raises(ConfigError, match=why) as error:
@@ -51,17 +49,14 @@ def test_a_directory_that_cannot_be_set_is_refused_with_what_to_do(source, why):
     assert "--dir-argument --out, or --dir-variable NAME" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("argument", "given", "made"),
-    [
-        ("--out", ["--lr", "3", "--out", "old", "--steps=4"], ["--lr", "3", "--steps=4", "--out", DIRECTORY]),
-        ("--out", ["--out=old=er", "--x"], ["--x", "--out", DIRECTORY]),
-        ("--out", [], ["--out", DIRECTORY]),
-        ("--out", ["--outer", "y"], ["--outer", "y", "--out", DIRECTORY]),
-        ("out=", ["lr=3", "out=old"], ["lr=3", f"out={DIRECTORY}"]),
-        ("2", ["data", "old", "more"], ["data", DIRECTORY, "more"]),
-        ("2", ["data"], ["data", DIRECTORY]),
-    ],
+@for_each(
+    ("--out", ["--lr", "3", "--out", "old", "--steps=4"], ["--lr", "3", "--steps=4", "--out", DIRECTORY]),
+    ("--out", ["--out=old=er", "--x"], ["--x", "--out", DIRECTORY]),
+    ("--out", [], ["--out", DIRECTORY]),
+    ("--out", ["--outer", "y"], ["--outer", "y", "--out", DIRECTORY]),
+    ("out=", ["lr=3", "out=old"], ["lr=3", f"out={DIRECTORY}"]),
+    ("2", ["data", "old", "more"], ["data", DIRECTORY, "more"]),
+    ("2", ["data"], ["data", DIRECTORY]),
 )
 def test_the_directory_replaces_what_the_arguments_say_of_it(argument, given, made):
     assert DirectorySetting(argument).arguments(given, DIRECTORY) == made

@@ -22,8 +22,6 @@ def member(number: int, memory: str = "", slot: int = -1) -> Member:
 
 
 def meet(stores: Sequence[Any], members: Sequence[Member]) -> list[Any]:
-    """The result of each agent, or what it raises."""
-
     def take_part(rank: int) -> Any:
         try:
             return exchange(stores[rank], rank, len(members), members[rank])
@@ -39,18 +37,22 @@ def stores(count: int) -> list[Any]:
     return [first, *(dist.TCPStore("127.0.0.1", first.port) for _ in range(1, count))]
 
 
-def test_all_agents_get_one_list(count=8):
-    results = meet(stores(count), [member(number) for number in range(count)])
-    assert results == [results[0]] * count
-    assert [each.id for each in results[0]] == [f"agent-{number}" for number in range(count)]
-
-
-def test_the_first_agent_draws_one_secret_for_all():
+def test_the_first_agent_draws_one_secret_for_all_and_all_get_one_list_of_this_round():
     opened = stores(3)
     with ThreadPoolExecutor(3) as pool:
         drawn = [*pool.map(drawn_secret, opened, range(3))]
     assert drawn == [drawn[0]] * 3 and len(drawn[0]) == 64
     assert drawn_secret(opened[0], 0) == drawn[0]
+
+    results = meet(opened, [member(number) for number in range(3)])
+    assert results == [results[0]] * 3 and [each.id for each in results[0]] == ["agent-0", "agent-1", "agent-2"]
+    # The store outlives the round, as that of a static rendezvous does; the second agent was started again meanwhile.
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(exchange, opened[1], 1, 2, member(3))
+        while b"agent-3" not in opened[0].get("fastckpt/members/1"):
+            sleep(0.01)
+        results = [exchange(opened[0], 0, 2, member(0)), second.result()]
+    assert all([each.id for each in found] == ["agent-0", "agent-3"] for found in results)
 
 
 def test_agents_of_unlike_versions_or_copies_refuse_each_other_by_name():
@@ -62,46 +64,31 @@ def test_agents_of_unlike_versions_or_copies_refuse_each_other_by_name():
         assert all(isinstance(each, str) and why in each for each in results)
 
 
-def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable(tmp_path, monkeypatch):
+def test_a_failure_domain_comes_from_a_name_a_file_or_a_variable_and_not_from_others(tmp_path, monkeypatch):
     (tmp_path / "rack").write_text("rack7\n")
     monkeypatch.setenv("RACK", " rack8 ")  # as another host may have it without spaces
-    given = ["", "rack6", f"file:{tmp_path}/rack", "env:RACK"]
-    assert [Settings(domain=each).failure_domain() for each in given] == ["", "rack6", "rack7", "rack8"]
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ("file:/nowhere/rack", "; /nowhere/rack cannot be read: No such file or directory"),
-        ("file:/dev/null", "; /dev/null is empty"),
-        ("env:NO_SUCH_VARIABLE", "; NO_SUCH_VARIABLE is not set or empty"),
-        (" ", "; it is empty"),
-        *((f"file:{name}", "") for name in ("/dev/zero", "a\0b", "pipe", "long", "lines", "binary")),
-    ],
-)
-def test_a_failure_domain_that_is_no_name_is_refused_and_not_waited_for(tmp_path, monkeypatch, given, why):
+    names = ["", "rack6", f"file:{tmp_path}/rack", "env:RACK"]
+    assert [Settings(domain=each).failure_domain() for each in names] == ["", "rack6", "rack7", "rack8"]
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     Path("long").write_text("r" * (10 << 20))
     Path("lines").write_text("rack7\nrack8\n")
     Path("binary").write_bytes(b"rack\xff")
-    with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}{why}")):
-        Settings(domain=given).failure_domain()
+    for given, why in UNNAMED:
+        with pytest.raises(ConfigError, match=re.escape(f"domain is {given!r}{why}")):
+            Settings(domain=given).failure_domain()
 
 
-def test_a_list_of_an_earlier_round_is_not_taken_for_this_one():
-    opened = stores(2)
-    meet(opened, [member(0), member(1)])
-    # The store outlives the round, as that of a static rendezvous does; the second agent was started again meanwhile.
-    with ThreadPoolExecutor(1) as pool:
-        second = pool.submit(exchange, opened[1], 1, 2, member(2))
-        while b"agent-2" not in opened[0].get("fastckpt/members/1"):
-            sleep(0.01)
-        results = [exchange(opened[0], 0, 2, member(0)), second.result()]
-    assert all([each.id for each in found] == ["agent-0", "agent-2"] for found in results)
+UNNAMED = [
+    ("file:/nowhere/rack", "; /nowhere/rack cannot be read: No such file or directory"),
+    ("file:/dev/null", "; /dev/null is empty"),
+    ("env:NO_SUCH_VARIABLE", "; NO_SUCH_VARIABLE is not set or empty"),
+    (" ", "; it is empty"),
+    *((f"file:{name}", "") for name in ("/dev/zero", "a\0b", "pipe", "long", "lines", "binary")),
+]
 
 
-def test_agents_that_share_memory_have_slots_of_their_own():
+def test_agents_that_share_memory_have_slots_of_their_own_and_one_alone_needs_no_store():
     for given, slots in (
         ([("a", -1), ("b", -1)], [0, 0]),  # hosts of their own
         ([("a", -1), ("a", -1), ("b", -1)], [0, 1, 0]),
@@ -112,9 +99,6 @@ def test_agents_that_share_memory_have_slots_of_their_own():
     ):
         members = [member(number, memory, slot) for number, (memory, slot) in enumerate(given)]
         assert [each.slot for each in with_slots(members)] == slots
-
-
-def test_a_host_is_reached_by_the_interface_that_leads_to_the_first_and_an_agent_alone_needs_no_store():
     assert host_for("first", 0, None) == "first"
     assert host_for("first", 1, "10.0.0.7") == "10.0.0.7"
     assert host_for("127.0.0.1", 1, None) == "127.0.0.1"

@@ -6,8 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fastckpt_run.proof.likely_causes import (
     BACKGROUND,
     FILE,
@@ -37,7 +35,6 @@ def lines(first: int, last: int, loss: float = 1.0, **changed: float) -> list[di
 
 
 def history(folder: Path, name: str, *starts: list[dict[str, Any]]) -> RunHistory:
-    """The record of a run of one rank, with a start of a process before each of these."""
     place = folder / name
     place.mkdir(parents=True)
     begun = {"what": "begun", "step": -1, "restart": 0}
@@ -55,32 +52,26 @@ def compared(folder: Path, *starts: list[dict[str, Any]], plain: list[dict[str, 
     return compare_runs(a, history(folder, "killed", *starts), (folder, folder), str(folder))
 
 
-def test_steps_that_are_taken_again_alike_are_equal_and_of_others_the_first_is_the_difference(tmp_path):
+def test_the_last_executions_of_steps_are_compared_and_earlier_ones_must_equal_them(tmp_path):
     found = compared(tmp_path / "alike", lines(1, 3), loaded(2) + lines(3, 5), loaded(4) + lines(5, 6))
     assert found.equal and (found.values, found.repeats, found.differing) == (6, 2, 0)
     found = compared(tmp_path, lines(1, 3), loaded(2) + lines(3, 6, at_5=0.5, at_6=0.25))
     assert found.value is not None and (found.value.of.step, found.value.a, found.value.b) == (5, 6.0, 0.5)
     assert found.value.start is not None and found.value.start.loaded == 2 and found.differing == 2
-
-
-def test_the_last_execution_of_a_step_counts_and_an_earlier_one_must_equal_it(tmp_path):
-    found = compared(tmp_path, lines(1, 4, at_4=9.0), loaded(2) + lines(3, 6))
+    found = compared(tmp_path / "repeated", lines(1, 4, at_4=9.0), loaded(2) + lines(3, 6))
     assert found.value is not None and found.value.repeated and found.value.of == (4, 0, "loss")
     assert (found.value.a, found.value.b, found.differing) == (9.0, 5.0, 1)
 
 
-@pytest.mark.parametrize("missing", [3, 6])
-def test_a_step_that_one_run_alone_has_logged_is_a_difference(tmp_path, missing):
-    found = compared(tmp_path, [line for line in lines(1, 6) if line["step"] != missing])
-    assert found.value is not None and (found.value.of.step, found.value.b) == (missing, None)
-
-
-def test_values_are_compared_as_they_are(tmp_path):
+def test_values_are_compared_as_they_are_and_a_step_that_one_run_alone_has_is_a_difference(tmp_path):
     for value in (math.nan, math.inf, -math.inf, -0.0):
         one, other = lines(1, 6, at_3=value), lines(1, 6, at_3=0.0)
         assert compared(tmp_path / f"same {value}", one, plain=one).equal
         found = compared(tmp_path / f"other {value}", one, plain=other)
         assert found.value is not None and found.value.of.step == 3
+    for missing in (3, 6):
+        found = compared(tmp_path / str(missing), [line for line in lines(1, 6) if line["step"] != missing])
+        assert found.value is not None and (found.value.of.step, found.value.b) == (missing, None)
 
 
 def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path):
@@ -93,18 +84,15 @@ def test_a_difference_before_any_kill_is_the_scripts_own(tmp_path):
         assert varies_by_itself(found, killed) is (name == "early")
 
 
-@pytest.mark.parametrize(
-    ("second", "cause", "why"),
-    [
+def test_a_start_that_does_not_go_on_is_named(tmp_path):
+    for second, cause, why in (
         (loaded(2) + lines(3, 6), "", ""),
         ([{"what": "fresh", "step": -1}, *lines(1, 6)], RESUME, "asked for a checkpoint and found none"),
         (lines(1, 6), RESUME, "began at step 1 without a checkpoint, though step 2"),
         (loaded(2) + lines(1, 6), IGNORED, "loaded step 2 and went on at step 1"),
-    ],
-)
-def test_a_start_that_does_not_go_on_is_named(tmp_path, second, cause, why):
-    found = not_resumed(history(tmp_path, "killed", lines(1, 3), second))
-    assert (found.name if found else "") == cause and (found is None or why in found.text)
+    ):
+        found = not_resumed(history(tmp_path, f"killed {why}", lines(1, 3), second))
+        assert (found.name if found else "") == cause and (found is None or why in found.text)
 
 
 COUNTS = "n = open('count').read()\nopen('count', 'w').write(n)"

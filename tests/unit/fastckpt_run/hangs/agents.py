@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import state_of
-from tests.unit.fastckpt_run.waits import until
+from tests.support.waits import until
 from tests.unit.fastckpt_run.watch.test_node_channel import SECRET as SECRET
 from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
@@ -67,8 +67,6 @@ class CaughtWorker:
 
 
 class HungNode:
-    """The agent of one node, with one worker."""
-
     def __init__(self, number: int, worker: CaughtWorker, agents: Agents, block: TelemetryBlock) -> None:
         self.number, self.worker, self.line = number, worker, block.line(0)
         self.saver, self.channel = agents.savers[number], agents.channels[number]
@@ -87,8 +85,6 @@ class HungNode:
 
 
 class HungJob:
-    """Agents of one round, a worker each."""
-
     def __init__(self, workers: list[CaughtWorker], folder: Path, stack: contextlib.ExitStack) -> None:
         agents = Agents(len(workers), stack)
         self.peers, self.meet, self.nodes = agents.peers, agents.meet, list[HungNode]()

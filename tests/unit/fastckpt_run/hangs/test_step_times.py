@@ -4,6 +4,7 @@ import pytest
 
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt_run.hangs.step_times import StepTimes
+from tests.support.tables import for_each
 
 
 def line(steps: int, beat: float, *, stepping: float = 2.0, phase: str = "") -> Telemetry:
@@ -20,19 +21,16 @@ def slowest(*lines: Telemetry) -> float:
     return times.slowest(lines[-1].beat / 1e9)
 
 
-@pytest.mark.parametrize(
-    "lines, seconds",
-    [
-        ([line(0, 10.5)], 0.0),
-        ([line(1, 11.0)], 0.0),  # the first step is not representative
-        ([line(5, 13.0)], 0.0),  # nor are a few
-        ([line(21, 13.0)], 0.1),  # all of them before the first look, and none after it
-        ([line(21, 3600.0)], 0.1),  # but for a phase of an hour
-        ([line(21, 13.0), line(21, 13.0)], 0.1),
-        ([line(21, 13.0), line(22, 14.0)], 1.0),
-        ([line(1, 11.0), line(3, 15.0), line(4, 15.5)], 2.0),
-        ([line(3, 15.0, phase="evaluate")], 0.0),
-    ],
+@for_each(
+    ([line(0, 10.5)], 0.0),
+    ([line(1, 11.0)], 0.0),  # the first step is not representative
+    ([line(5, 13.0)], 0.0),  # nor are a few
+    ([line(21, 13.0)], 0.1),  # all of them before the first look, and none after it
+    ([line(21, 3600.0)], 0.1),  # but for a phase of an hour
+    ([line(21, 13.0), line(21, 13.0)], 0.1),
+    ([line(21, 13.0), line(22, 14.0)], 1.0),
+    ([line(1, 11.0), line(3, 15.0), line(4, 15.5)], 2.0),
+    ([line(3, 15.0, phase="evaluate")], 0.0),
 )
 def test_the_slowest_step_is_measured_from_the_first_look_on(lines, seconds):
     assert slowest(*lines) == pytest.approx(seconds, rel=0.01)

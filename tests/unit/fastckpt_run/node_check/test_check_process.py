@@ -10,13 +10,13 @@ import pytest
 
 from fastckpt._core.policy.node_check import Verdict
 from fastckpt_run.node_check.check_process import CheckProcess
-from tests.unit.fastckpt_run.waits import until
+from tests.support.waits import until
 
 LONG = {"check": "memory", "name": "memory", "size": 1 << 20, "seconds": 600.0}
 SHORT = LONG | {"seconds": 0.0}
 
 
-def test_one_child_runs_all_checks_that_end_well():
+def test_one_child_runs_all_checks_and_one_that_is_stopped_is_given_up_at_its_deadline():
     with CheckProcess(60.0) as process:
         assert process.run(SHORT).verdict is Verdict.OK
         first = process._child.pid
@@ -25,6 +25,16 @@ def test_one_child_runs_all_checks_that_end_well():
         result = process.run(SHORT | {"colour": "red"})
         assert (result.verdict, result.message) == (Verdict.UNKNOWN, "its process died: exit code 1")
     assert not Path(f"/proc/{first}").exists()
+
+    with CheckProcess(1.0) as process:
+        process.run(SHORT)
+        pid = process._child.pid
+        os.kill(pid, signal.SIGSTOP)
+        result = process.run(LONG)
+        assert (result.verdict, result.message) == (Verdict.PROBLEM, "not done after 1 s: it hangs")
+        assert result.seconds >= 1.0
+        assert not Path(f"/proc/{pid}").exists()
+        assert process.run(SHORT).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(
@@ -39,18 +49,6 @@ def test_a_child_that_dies_is_replaced_and_what_killed_it_is_named(number, verdi
         result = process.run(LONG)
         killer.join()
         assert (result.verdict, result.message) == (verdict, f"its process died: {name}")
-        assert process.run(SHORT).verdict is Verdict.OK
-
-
-def test_a_check_that_is_stopped_is_given_up_at_its_deadline():
-    with CheckProcess(1.0) as process:
-        process.run(SHORT)
-        pid = process._child.pid
-        os.kill(pid, signal.SIGSTOP)
-        result = process.run(LONG)
-        assert (result.verdict, result.message) == (Verdict.PROBLEM, "not done after 1 s: it hangs")
-        assert result.seconds >= 1.0
-        assert not Path(f"/proc/{pid}").exists()
         assert process.run(SHORT).verdict is Verdict.OK
 
 

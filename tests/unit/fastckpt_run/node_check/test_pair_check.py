@@ -52,17 +52,14 @@ def take_part(store, count, *, addresses=None, rates=None, absent=(), late=None,
         return dict(zip(there, pool.map(one, there), strict=True))
 
 
-def test_of_two_nodes_that_do_not_reach_each_other_neither_is_called_bad(monkeypatch):
-    monkeypatch.setattr(pair_check, "EXCHANGE", 0.5)
-    for one in take_part(HashStore(), 2, addresses={1: NOBODY}).values():
-        assert one.result.verdict is UNKNOWN and "cannot be told whose fault" in one.result.message
-
-
-def test_a_node_of_two_that_is_slow_by_itself_is_named_to_both():
+def test_of_two_nodes_neither_is_called_bad_that_does_not_reach_the_other_and_a_slow_one_is_named_to_both(monkeypatch):
     outcomes = take_part(HashStore(), 2, rates={1: 4.0})
     assert outcomes[1].result.verdict is PROBLEM and not outcomes[1].is_bad
     assert outcomes[1].result.message == "memory at 4, less than half of the other nodes"
     assert all(one.slow == [1] and set(one.hosts) == {1} for one in outcomes.values())
+    monkeypatch.setattr(pair_check, "EXCHANGE", 0.5)
+    for one in take_part(HashStore(), 2, addresses={1: NOBODY}).values():
+        assert one.result.verdict is UNKNOWN and "cannot be told whose fault" in one.result.message
 
 
 @pytest.mark.parametrize(("absent", "late"), [([1, 2], {}), ([], {1: 0.5})])
@@ -71,17 +68,14 @@ def test_nodes_that_do_not_come_are_named_and_late_ones_waited_for(absent, late)
     assert all(one.absent == absent and one.result.verdict is OK for one in outcomes.values())
 
 
-def test_without_the_node_that_decides_the_others_give_up(monkeypatch):
-    monkeypatch.setattr(pair_check, "_MARGIN", 0.2)
-    with pytest.raises(CheckGone, match="rank 0, which decides, has not answered"):
-        take_part(HashStore(), 2, absent=[0], wait=0.2)
-
-
-def test_a_round_that_ends_ends_the_check():
+def test_a_round_that_ends_ends_the_check_and_so_does_the_loss_of_the_node_that_decides(monkeypatch):
     ended = threading.Event()
     threading.Timer(0.2, ended.set).start()
     with pytest.raises(RoundEnded):
         PairCheck(Board(HashStore(), "", ended.is_set), 0, [0, 1], "127.0.0.1", [], 60.0).run()
+    monkeypatch.setattr(pair_check, "_MARGIN", 0.2)
+    with pytest.raises(CheckGone, match="rank 0, which decides, has not answered"):
+        take_part(HashStore(), 2, absent=[0], wait=0.2)
 
 
 def test_a_node_that_exchanges_data_with_nobody_is_bad_and_the_others_are_not():
@@ -122,18 +116,14 @@ def members(*checks):
     ]
 
 
-@pytest.mark.parametrize(("checks", "rank"), [([0], 0), ([-1, 0, 0], 0), ([3, 2, -1], 1)])
-def test_nothing_is_checked_by_a_node_alone_or_without_the_option_or_if_all_have_been(checks, rank):
-    check = NodeCheck(Settings())
-    assert check.with_others(HashStore(), members(*checks), rank, lambda: False) is None
-
-
-def test_one_newcomer_has_all_nodes_with_the_option_check_each_other():
+def test_one_newcomer_has_all_nodes_with_the_option_check_each_other_and_who_is_alone_checks_nothing():
     store, others = HashStore(), members(1, -1, 0)
     with ThreadPoolExecutor(3) as pool:
         checks = {rank: NodeCheck(Settings()) for rank in (0, 2)}
         found = [pool.submit(one.with_others, store, others, rank, lambda: False) for rank, one in checks.items()]
         assert [each.result(60) for each in found] == [[], []]
+    for known, rank in (([0], 0), ([-1, 0, 0], 0), ([3, 2, -1], 1)):
+        assert NodeCheck(Settings()).with_others(HashStore(), members(*known), rank, lambda: False) is None
 
 
 def test_a_node_that_others_lose_twice_during_its_exchanges_gives_up_its_place():

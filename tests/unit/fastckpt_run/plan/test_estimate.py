@@ -48,7 +48,7 @@ def test_the_shape_of_a_job_is_that_of_options_then_logs_and_a_product():
             estimate(SIZES, SEEN, PlanOptions(**options))
 
 
-def test_logs_count_before_the_profile_and_options_before_both():
+def test_options_count_before_logs_before_the_profile_whose_intervals_are_those_of_the_same_job_alone():
     by_profile = estimate(SIZES, replace(SEEN, profile=PROFILE), PlanOptions())
     assert (by_profile.step.value, by_profile.snapshot.value) == (0.4, pytest.approx(0.015))
     assert by_profile.persist.value == pytest.approx(0.3) and by_profile.restart.value is None
@@ -61,9 +61,6 @@ def test_logs_count_before_the_profile_and_options_before_both():
     by_options = estimate(SIZES, replace(SEEN, costs=LOGS, nodes=1), given)
     assert [each.value for each in (by_options.step, by_options.snapshot, by_options.restart)] == [1.0, 0.0, 5.0]
     assert by_options.persist.value == pytest.approx(1.0) and by_options.mtbf.value == 100
-
-
-def test_intervals_of_other_ranks_and_requests_are_not_those_of_the_job():
     seen = replace(SEEN, profile=PROFILE)
     others = estimate(SIZES, seen, PlanOptions(world_size=12, nodes=1))
     assert others.intervals != Intervals(4, 12) and "policy" in others.intervals_source

@@ -16,8 +16,8 @@ from fastckpt_run.rendezvous.handler import FastckptRendezvousHandler
 from fastckpt_run.rendezvous.meeting import Timing
 from fastckpt_run.rendezvous.membership import NodeLimits
 from tests.support.ports import free_port
-from tests.unit.fastckpt_run.waits import DEADLINE as PATIENCE
-from tests.unit.fastckpt_run.waits import until as until
+from tests.support.waits import DEADLINE as PATIENCE
+from tests.support.waits import until as until
 
 
 def in_thread(call: Callable[[], object]) -> "Future[object]":
@@ -78,7 +78,6 @@ class Agents:
         return made
 
     def several(self, count: int) -> list[FastckptRendezvousHandler]:
-        """So many agents; the first holds the store."""
         first = self.new()
         futures = [in_thread(self.new) for _ in range(count - 1)]
         return [first, *(future.result(PATIENCE) for future in futures)]  # type: ignore[list-item]
@@ -89,7 +88,6 @@ class Agents:
         return TCPStore(host, int(port), is_master=False, wait_for_workers=False)
 
     def close(self) -> None:
-        """End all that is left."""
         for handler in reversed(self.handlers):
             handler.leave()
         self.handlers.clear()
@@ -97,13 +95,11 @@ class Agents:
 
 
 def meet(handlers: list[FastckptRendezvousHandler]) -> list[RendezvousInfo]:
-    """A round in which all of these take part at once."""
     futures = [in_thread(handler.next_rendezvous) for handler in handlers]
     return [future.result(PATIENCE) for future in futures]  # type: ignore[misc]
 
 
 def ranks(handlers: list[FastckptRendezvousHandler]) -> list[int]:
-    """The ranks of agents in their last rounds."""
     return [handler.round.ranks[handler.id] for handler in handlers]
 
 
@@ -118,12 +114,10 @@ def kill(handler: FastckptRendezvousHandler) -> None:
 
 
 def ended(nodes: list[FastckptRendezvousHandler]) -> None:
-    """Wait until all of these know that their round is over."""
     until(lambda: all(node.num_nodes_waiting() for node in nodes), "the round ends")
 
 
 def join(newcomer: FastckptRendezvousHandler, members: list[FastckptRendezvousHandler]) -> None:
-    """Have a node come to a round that goes on, and all meet in the next one."""
     joined = in_thread(newcomer.next_rendezvous)
     ended(members)
     meet(members)
@@ -132,7 +126,6 @@ def join(newcomer: FastckptRendezvousHandler, members: list[FastckptRendezvousHa
 
 @contextmanager
 def agents(*arguments: int, **options: Any) -> Iterator[Agents]:
-    """Agents, which are ended at the end."""
     made = Agents(*arguments, **options)
     try:
         yield made
@@ -156,7 +149,6 @@ def guests(count: int, *arguments: int, **options: Any) -> Iterator[tuple[Agents
 
 
 def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHandler]:
-    """Nodes in the order of their last round."""
     return sorted(nodes, key=lambda node: node.round.ranks[node.id])
 
 
@@ -164,7 +156,6 @@ def by_rank(nodes: list[FastckptRendezvousHandler]) -> list[FastckptRendezvousHa
 def met(
     count: int, fewest: int = 1, most: int = 0, **options: Any
 ) -> Iterator[tuple[Agents, list[FastckptRendezvousHandler]]]:
-    """A job whose nodes have had a first round."""
     with agents(fewest, most or count, **options) as job:
         nodes = job.several(count)
         meet(nodes)

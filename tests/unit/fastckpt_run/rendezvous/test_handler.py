@@ -60,21 +60,6 @@ def test_a_round_takes_at_most_twenty_messages_a_node(count=8):
             assert len({info.bootstrap_store_info.master_port for info in infos}) == 1
 
 
-def test_a_node_that_falls_silent_is_found_and_the_highest_rank_fills_the_hole_until_another_one_comes():
-    with met(3, silence=1.0) as (job, nodes):
-        lost = next(node for node in by_rank(nodes)[:2] if node is not nodes[0])  # nodes[0] holds the store
-        others = [node for node in by_rank(nodes) if node is not lost]
-        hole = lost.round.ranks[lost.id]
-        kill(lost)
-        ended(others)
-        meet(others)
-        assert others[-1].round.ranks[others[-1].id] == hole
-        assert sorted(ranks(others)) == [0, 1]
-        before, newcomer = ranks(others), job.new()
-        join(newcomer, others)
-        assert ranks(others) == before and ranks([newcomer]) == [2]
-
-
 def test_a_node_that_was_reported_lost_while_the_others_meet_is_not_waited_for():
     with met(3, 2, silence=600.0) as (_, nodes):
         kill(nodes[2])
@@ -88,20 +73,13 @@ def test_a_node_that_was_reported_lost_while_the_others_meet_is_not_waited_for()
 def test_a_newcomer_ends_a_running_round_only_when_it_is_ready():
     with agents(1, 3) as job:
         nodes = job.several(2)
-        ready = threading.Event()
+        began, ready = threading.Event(), threading.Event()
         for node in nodes:
             node.before_joining = ready.set  # nobody trains yet: there is nothing to wait for
         meet(nodes)
-        kept = ranks(nodes)
+        kept, newcomer = ranks(nodes), job.new()
         assert not ready.is_set()
-        newcomer = job.new()
-        began = threading.Event()
-
-        def prepare() -> None:
-            began.set()
-            assert ready.wait(PATIENCE)
-
-        newcomer.before_joining = prepare
+        newcomer.before_joining = lambda: (began.set(), ready.wait(PATIENCE))
         joined = in_thread(newcomer.next_rendezvous)
         assert began.wait(PATIENCE)
         time.sleep(3 * job.timing.interval)
@@ -111,23 +89,6 @@ def test_a_newcomer_ends_a_running_round_only_when_it_is_ready():
         meet(nodes)
         joined.result(PATIENCE)
         assert ranks([*nodes, newcomer]) == [*kept, 2]
-
-
-def test_a_spare_node_waits_in_silence_and_gets_the_place_that_becomes_free():
-    with met(2, 2, silence=600.0, join=1.0) as (job, nodes):
-        spare = job.new()
-        joined = in_thread(spare.next_rendezvous)
-        meet(nodes)  # a restart of the others while it waits: they come first
-        assert not joined.done()
-        time.sleep(1.3)
-        assert not joined.done(), "it waits for longer than others would for enough nodes"
-        assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
-        left = nodes[1].round.ranks[nodes[1].id]
-        nodes[1].leave()
-        ended(nodes[:1])
-        meet(nodes[:1])
-        joined.result(PATIENCE)
-        assert ranks([spare]) == [left]
 
 
 def test_a_spare_that_decides_does_so_as_soon_as_all_have_come():
@@ -280,25 +241,34 @@ def test_a_first_node_that_dies_when_it_has_announced_its_store_is_passed_over(m
         assert [info.world_size for info in found] == [2, 2]
 
 
-def test_too_few_nodes_end_with_a_timeout(monkeypatch, caplog):
+def test_too_few_nodes_end_with_a_timeout_and_no_store_with_an_error_that_names_endpoints(monkeypatch, caplog):
     monkeypatch.setattr(meeting, "FIRST_REPORT", 0.1)
     with agents(2, 2, join=0.5) as job:
         with pytest.raises(RendezvousTimeoutError, match=rf"1 of 2 nodes came to {job.endpoint} in 0\.5 s"):
             job.new().next_rendezvous()
         assert f"1 of 2 nodes have come to {job.endpoint}; waiting" in caplog.text
+    for text in ("a:1,,b:1", "a:1,"):
+        with pytest.raises(ValueError, match="has an empty one"):
+            Endpoints(text, is_here=lambda _: False)
+    with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=rf"{job.endpoint} after 0\.3 s, "):
+        job.new(host=False)
+    unknown = pytest.raises(RendezvousConnectionError, match=r"\(no\.such\.invalid: no such name on this host\)")
+    with agents(connect=0.3, endpoint="no.such.invalid:1") as job, unknown:
+        job.new(host=False)
 
 
 def test_survivors_go_on_in_the_store_of_the_next_host_and_the_lost_one_comes_back_to_it():
     with met(3, silence=1.0, endpoint=places(2)) as (job, nodes):
-        kept, round = ranks(nodes[1:]), nodes[1].round.number
+        kept, number = ranks(nodes[1:]), nodes[1].round.number
         kill(nodes[0])
         ended(nodes[1:])
         meet(nodes[1:])
-        assert nodes[1].round.number == round + 1
+        assert nodes[1].round.number == number + 1
         assert all(now == before for now, before in zip(ranks(nodes[1:]), kept, strict=True) if before < 2)
-        back = job.new()
+        before, back = ranks(nodes[1:]), job.new()
         join(back, nodes[1:])
         assert back.round == nodes[1].round and back._endpoints.server is None
+        assert sorted(before) == [0, 1] and ranks([*nodes[1:], back]) == [*before, 2]
 
 
 def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keeps_its_rank():
@@ -307,11 +277,11 @@ def test_spares_that_reach_another_store_before_a_member_wait_for_it_and_it_keep
         meet(nodes)
         spares = [job.new(), job.new()]
         joined = [in_thread(spare.next_rendezvous) for spare in spares]
-        time.sleep(1.0)
+        until(lambda: len(nodes[0]._records.waiting(nodes[0].round)) == 2, "they wait")
         kept = ranks(nodes[1:])
         kill(nodes[0])
         ended(nodes[1:])
-        time.sleep(2.5)
+        time.sleep(1.5)
         assert not any(future.done() for future in joined)
         nodes[1].lost([nodes[0].id])
         meet(nodes[1:])
@@ -407,17 +377,6 @@ def test_a_node_that_reaches_neither_most_others_nor_the_store_ends_its_round(st
         nodes[1].isolated([nodes[0].id])
         assert nodes[1].num_nodes_waiting() == 1
         os.kill(pid, signal.SIGCONT)
-
-
-def test_no_store_at_all_is_an_error_that_names_the_endpoints():
-    for text in ("a:1,,b:1", "a:1,"):
-        with pytest.raises(ValueError, match="has an empty one"):
-            Endpoints(text, is_here=lambda _: False)
-    with agents(connect=0.3) as job, pytest.raises(RendezvousConnectionError, match=rf"{job.endpoint} after 0\.3 s, "):
-        job.new(host=False)
-    unknown = pytest.raises(RendezvousConnectionError, match=r"\(no\.such\.invalid: no such name on this host\)")
-    with agents(connect=0.3, endpoint="no.such.invalid:1") as job, unknown:
-        job.new(host=False)
 
 
 def test_agents_of_one_secret_meet_and_others_do_not(caplog):

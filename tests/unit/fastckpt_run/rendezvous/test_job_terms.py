@@ -22,16 +22,13 @@ MISFITS = [
 ]
 
 
-def test_a_node_that_differs_does_not_fit_and_one_with_a_newer_version_waits():
+def test_a_node_that_differs_in_what_all_have_alike_does_not_fit_and_one_with_a_newer_version_waits():
     for other, waits, text in MISFITS:
         found = misfit(replace(JOB, **other), JOB)
         assert found is not None and found.waits == waits and text in found.text
         assert ("FC-034" if {"version", "torch"} & other.keys() else "FC-050") in found.text
     assert misfit(JOB, JOB) is misfit(JOB, UNKNOWN) is misfit(UNKNOWN, JOB) is None
     assert misfit(JOB, replace(UNKNOWN, torch=JOB.torch)) is None
-
-
-def test_what_some_nodes_have_unlike_is_no_term_of_theirs():
     assert common([JOB]) == common([JOB, JOB]) == JOB
     assert common([JOB, replace(JOB, torch="2.14.1"), JOB]) == replace(JOB, torch="")
     assert common([JOB, UNKNOWN]) == common([]) == UNKNOWN

@@ -18,6 +18,7 @@ from fastckpt_run.rendezvous.membership import (
     leave_out,
     terms_of,
 )
+from tests.support.tables import for_each
 
 NOBODY = frozenset[str]()
 
@@ -49,45 +50,39 @@ def some(text: str) -> list[Node]:
     return [node(*one.split(":")) for one in text.split()]
 
 
-@pytest.mark.parametrize(
-    ("last", "present", "expected"),
-    [
-        ("n0 n1 n2 n3", "n0 n2 n3", "n0 n3 n2"),  # the highest rank fills the hole
-        ("n0 n1 n2 n3", "a:first n0 n2 n3", "n0 a n2 n3"),  # a newcomer does
-        # a host that comes back with another address; of hosts of one name the one that has the address goes first
-        ("n0:h0:0 n1:h1:1 n2:h2:2", "y:h4 x:h2:9 n0:h0:0", "n0 y x"),
-        ("n0:h:0 n1:h:1", "x:h:9 y:h:0", "y x"),
-        ("n0:h3 n1:h2 n2:h1", "x:h1 y:h3 n1:h2", "y n1 x"),  # agents that start again
-        ("n0:h0 n1:h1", "a:other n0:h0 b:h1", "n0 b"),  # before other newcomers
-        # a first round goes by domain, then host and address
-        ("", "x:b:0 y:a:2 z:a:1", "z y x"),
-        ("", "a:a:x:r3 y:y:x:r2 b:b:x:r2 z:z:x:r1", "z b y a"),
-        # a newcomer of the domain that has lost a host comes before others, and takes its rank; that host before it
-        (RACKS, "e:e:x:r1 a:a:x:r1 b:b:x:r1 d:d:x:r2 f:f:x:r2", "a b f d"),
-        (RACKS, "e:e:x:r1 f:f:x:r2 a:a:x:r1 b:b:x:r1 d:d:x:r2 g:c:x:r9", "a b g d"),
-        (RACKS, "b:b:x:r1 d:d:x:r2 f:f:x:r2 e:e:x:r1", "e b f d"),
-    ],
+@for_each(
+    ("n0 n1 n2 n3", "n0 n2 n3", "n0 n3 n2"),  # the highest rank fills the hole
+    ("n0 n1 n2 n3", "a:first n0 n2 n3", "n0 a n2 n3"),  # a newcomer does
+    # a host that comes back with another address; of hosts of one name the one that has the address goes first
+    ("n0:h0:0 n1:h1:1 n2:h2:2", "y:h4 x:h2:9 n0:h0:0", "n0 y x"),
+    ("n0:h:0 n1:h:1", "x:h:9 y:h:0", "y x"),
+    ("n0:h3 n1:h2 n2:h1", "x:h1 y:h3 n1:h2", "y n1 x"),  # agents that start again
+    ("n0:h0 n1:h1", "a:other n0:h0 b:h1", "n0 b"),  # before other newcomers
+    # a first round goes by domain, then host and address
+    ("", "x:b:0 y:a:2 z:a:1", "z y x"),
+    ("", "a:a:x:r3 y:y:x:r2 b:b:x:r2 z:z:x:r1", "z b y a"),
+    # a newcomer of the domain that has lost a host comes before others, and takes its rank; that host before it
+    (RACKS, "e:e:x:r1 a:a:x:r1 b:b:x:r1 d:d:x:r2 f:f:x:r2", "a b f d"),
+    (RACKS, "e:e:x:r1 f:f:x:r2 a:a:x:r1 b:b:x:r1 d:d:x:r2 g:c:x:r9", "a b g d"),
+    (RACKS, "b:b:x:r1 d:d:x:r2 f:f:x:r2 e:e:x:r1", "e b f d"),
 )
 def test_ranks_go_to_the_nodes_and_hosts_that_had_them(last, present, expected):
     found = assign_ranks(Round(1, "r", tuple(some(last))), some(present), len(last.split()) or 4)
     assert [each.id for each in found] == expected.split()
 
 
-@pytest.mark.parametrize(
-    ("last", "present", "gone", "since", "complete"),
-    [
-        ("", "ab", "", 0.0, False),  # a first round waits for the last call
-        ("", "ab", "", 30.0, True),
-        ("", "abc", "", 0.0, True),  # or until all are there
-        ("", "a", "", 99.0, False),  # but never goes with too few
-        ("abc", "ab", "", 99.0, False),  # a later round waits for the living
-        ("abc", "ab", "c", 0.0, True),
-        ("abc", "abc", "", 0.0, True),
-        ("abc", "a", "bc", 99.0, False),
-        ("ab", "abx", "", 0.0, True),
-        ("ab", "xy", "ab", 0.0, False),  # nobody is left of the last round: as in a first one
-        ("ab", "xy", "ab", 30.0, True),
-    ],
+@for_each(
+    ("", "ab", "", 0.0, False),  # a first round waits for the last call
+    ("", "ab", "", 30.0, True),
+    ("", "abc", "", 0.0, True),  # or until all are there
+    ("", "a", "", 99.0, False),  # but never goes with too few
+    ("abc", "ab", "", 99.0, False),  # a later round waits for the living
+    ("abc", "ab", "c", 0.0, True),
+    ("abc", "abc", "", 0.0, True),
+    ("abc", "a", "bc", 99.0, False),
+    ("ab", "abx", "", 0.0, True),
+    ("ab", "xy", "ab", 0.0, False),  # nobody is left of the last round: as in a first one
+    ("ab", "xy", "ab", 30.0, True),
 )
 def test_a_round_is_complete(last, present, gone, since, complete):
     round = Round(len(last), "r", tuple(map(node, last)))
@@ -117,7 +112,7 @@ def fits(id: str, version: str) -> Node:
     return node(id)._replace(terms=JobTerms(version, replicas="1"))
 
 
-def test_where_a_member_is_left_others_have_to_fit_the_terms_of_its_round():
+def test_where_a_member_is_left_others_have_to_fit_what_its_nodes_have_in_common_and_had_before():
     last = Round(1, "r", (node("a"), node("b")), terms=JobTerms("1", replicas="1"))
     for present, expected in (
         ("a1 b1 c1", "a b c"),
@@ -126,9 +121,6 @@ def test_where_a_member_is_left_others_have_to_fit_the_terms_of_its_round():
         ("x2 a2", "a"),  # a member is one
     ):
         assert [each.id for each in fitting(last, [fits(*text) for text in present.split()])] == expected.split()
-
-
-def test_terms_of_a_round_are_what_its_nodes_have_in_common_and_had_in_the_rounds_before():
     first = terms_of(BEFORE_THE_FIRST, [fits("a", "1"), fits("b", "2")])
     assert first == JobTerms(replicas="1")
     last = Round(1, "r", (node("a"), node("b")), terms=first)
@@ -140,13 +132,10 @@ SPARES = NodeLimits(2, 3, spares=1, exclude_after=2)
 LAST = Round(5, "r", tuple(node(f"n{rank}", f"h{rank}") for rank in range(3)), faults={"h1": ("signal 9",)})
 
 
-def test_faults_are_those_of_nodes_that_came_and_of_nodes_that_are_gone():
+def test_faults_are_those_of_nodes_that_came_or_are_gone_and_a_checked_fresh_agent_clears_its_host():
     came = [node("n0", "h0"), node("n1", "h1")._replace(fault="signal 9"), node("new", "h3")._replace(fault="ignored")]
     found = collect_faults(LAST, came, {"n1", "n2", "of an earlier round"})
     assert found == {"h1": ("signal 9", "signal 9"), "h2": ("lost in round 5",)}
-
-
-def test_a_fresh_agent_that_has_passed_the_node_check_clears_its_host():
     fresh = node("new", "h1")._replace(is_checked=True)
     assert collect_faults(LAST, [fresh], ()) == {}
     assert collect_faults(LAST, [fresh._replace(is_checked=False)], ()) == LAST.faults

@@ -33,7 +33,7 @@ def test_a_record_is_that_of_the_job_and_of_the_place_for_which_it_was_made_or_r
             SIGNER.open("here", record)
 
 
-def test_a_secret_is_read_from_a_file_that_only_its_owner_reads(tmp_path):
+def test_a_secret_is_read_from_the_environment_or_a_file_that_only_its_owner_reads(tmp_path, monkeypatch):
     file = tmp_path / "secret"
     with pytest.raises(ConfigError, match=r"cannot be read from .*: No such file"):
         secret_of(Settings(secret_file=str(file)))
@@ -47,9 +47,6 @@ def test_a_secret_is_read_from_a_file_that_only_its_owner_reads(tmp_path):
     with pytest.raises(ConfigError, match=f"mode 0640, so others can read .*; chmod 600 {file}") as refused:
         secret_of(Settings(secret_file=str(file)))
     assert SECRET.decode() not in str(refused.value)
-
-
-def test_a_secret_is_read_from_the_environment(monkeypatch):
     monkeypatch.delenv("FASTCKPT_SECRET", raising=False)
     assert secret_of(Settings()) is None
     monkeypatch.setenv("FASTCKPT_SECRET", SECRET.decode())

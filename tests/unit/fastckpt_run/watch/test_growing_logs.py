@@ -3,17 +3,14 @@
 import os
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 
 from fastckpt._core import metrics
-from fastckpt._core.report.events import FOLDER, Log, Name
-from fastckpt._core.report.report import report
+from fastckpt._core.report.events import FOLDER, Name
 from fastckpt.errors import ConfigError
 from fastckpt_run.watch import growing_logs
-from fastckpt_run.watch.growing_logs import GrowingLog, LogReader, thinned
-from tests.unit._core.report.stories import BOOT, Story
+from fastckpt_run.watch.growing_logs import GrowingLog, LogReader
 
 
 def line(name="uploaded", **fields):
@@ -29,7 +26,7 @@ def log(tmp_path):
     return GrowingLog(tmp_path / "log")
 
 
-def test_a_log_that_grows_is_read_on_and_its_last_line_when_it_is_whole(log):
+def test_a_log_is_read_on_as_it_grows_and_again_if_it_was_cut_or_replaced(log, monkeypatch):
     with open(log.path, "ab", buffering=0) as file:
         for step in range(3):
             file.write(line(step=step))
@@ -42,9 +39,6 @@ def test_a_log_that_grows_is_read_on_and_its_last_line_when_it_is_whole(log):
         file.write(torn[20:] + b"no event\n")
         log.grow()
     assert steps(log) == [0, 1, 2, 3] and log.unreadable == 1
-
-
-def test_a_log_that_was_cut_or_replaced_is_read_again(log):
     log.path.write_bytes(line(step=1) + line(step=2))
     log.grow()
     log.path.write_bytes(line(step=3))
@@ -54,10 +48,8 @@ def test_a_log_that_was_cut_or_replaced_is_read_again(log):
     log.path.with_name("other").rename(log.path)
     log.grow()
     assert steps(log) == [4, 5, 6]
-
-
-def test_a_line_without_an_end_fills_no_memory_and_a_pipe_is_not_waited_for(log, monkeypatch):
     monkeypatch.setattr(growing_logs, "LONGEST_LINE", 1000)
+    log = GrowingLog(log.path.with_name("endless"))
     log.path.write_bytes(b"x" * 5000)
     log.grow()
     assert not log.events and log.unreadable == 1 and len(log._rest) <= 1000
@@ -67,30 +59,6 @@ def test_a_line_without_an_end_fills_no_memory_and_a_pipe_is_not_waited_for(log,
         log.grow()
 
 
-def ranks(count, beat, **fields):
-    told = {"step": 5, "named": 5, "loaded": -1, "phase": "", "restart_count": 0}
-    return [
-        {"local_rank": n, **told, "steps": n, "stalled": n / 10, "beat": BOOT + beat, **fields} for n in range(count)
-    ]
-
-
-def test_a_report_of_thinned_records_is_that_of_whole_ones():
-    """Records in which ranks differ, and some are of the workers before."""
-    story = Story(ranks=4).starts(0.5, 1.0, 1.5, 2.0).loads(2.5, 0.2)
-    for second in range(3, 9):
-        told = [*ranks(3, second, steps=4 * second), *ranks(1, second - 1, steps=4 * second + 3, stalled=0.3)]
-        story.at(second, "progress", directory="/run", ranks=told, saves=second)
-    story.dies(9.0).stops(9.2).starts(9.3, 9.5, 9.6, 9.8).loads(10.0, 0.1, step=5)
-    told = [*ranks(3, 10.5, restart_count=1, loaded=5), *ranks(1, 8.5, local_rank=3, steps=99, stalled=9.0)]
-    story.at(13.0, "progress", directory="/run", ranks=told, saves=10)
-    events = story.finishes(14.0, 15.0).log.events
-    thin = [thinned(event) for event in events]
-    records = [event for event in thin if event["event"] == "progress"]
-    assert [len(event["ranks"]) for event in records] == [1] * 6 + [2]
-    assert report([Log(Path("log"), thin)]).lost == report([Log(Path("log"), events)]).lost
-    assert report([Log(Path("log"), thin)]).steps == report([Log(Path("log"), events)]).steps
-
-
 def write(directory, number, host, pid, *lines):
     (directory / FOLDER).mkdir(parents=True, exist_ok=True)
     path = directory / FOLDER / Name.new(number, host).to_text(pid)
@@ -98,7 +66,7 @@ def write(directory, number, host, pid, *lines):
     return path
 
 
-def test_logs_of_earlier_launches_and_other_nodes_are_read_and_this_launch_from_memory(tmp_path):
+def test_logs_of_other_launches_and_nodes_are_read_and_this_launch_from_memory(tmp_path):
     own = [line("job_started", run_id="now", host="here"), line(step=3)]
     reader = LogReader(own)
     assert [steps(log) for log in reader.read("", 10.0)] == [[3]] and not list(tmp_path.iterdir())
@@ -112,6 +80,13 @@ def test_logs_of_earlier_launches_and_other_nodes_are_read_and_this_launch_from_
     assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2, 4], [3, 5]]
     reader.forget()
     assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[1], [2, 4], [3, 5]]
+
+    broken = tmp_path / "broken"
+    (broken / FOLDER).parent.mkdir(parents=True)
+    (broken / FOLDER).write_text("no folder")
+    reader = LogReader([line(step=3)])
+    assert [steps(log) for log in reader.read(str(broken), 10.0)] == [[3]]
+    assert "Not a directory" in reader.trouble
 
 
 def test_storage_that_hangs_keeps_no_reader_and_is_read_when_it_answers_again(tmp_path, monkeypatch):
@@ -132,11 +107,3 @@ def test_storage_that_hangs_keeps_no_reader_and_is_read_when_it_answers_again(tm
     answers.set()
     assert [steps(log) for log in reader.read(str(tmp_path), 60.0)] == [[1], [3]]
     assert reader.asked == 0
-
-
-def test_a_folder_that_cannot_be_read_is_told_and_the_job_is_shown(tmp_path):
-    (tmp_path / FOLDER).parent.mkdir()
-    (tmp_path / FOLDER).write_text("no folder")
-    reader = LogReader([line(step=3)])
-    assert [steps(log) for log in reader.read(str(tmp_path), 10.0)] == [[3]]
-    assert "Not a directory" in reader.trouble

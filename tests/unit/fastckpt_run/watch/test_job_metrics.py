@@ -4,14 +4,13 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.slots import Skip, SkipKind
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt_run.watch.job_metrics import JobMetrics
+from tests.support.tables import for_each
 
 RUN = "/run"
 
@@ -55,16 +54,15 @@ class Watched:
 
 
 ADOPTED, BAD = {"durable": SaveId(1, 20)}, {"saved": SaveId(1, 50), "durable": SaveId(1, 40)}
-LOSSES = {
-    "no checkpoint": ({}, -1, "", 12, {}, (12, 12)),
-    "memory that a launch adopted": (ADOPTED, 35, "memory", 36, {"memory": 35, "storage": 20}, (1, 16)),
-    "step 50 was in memory and bad": (BAD, 40, "storage", 45, {"memory": 40, "storage": 40}, (5, 5)),
-}
+LOSSES = [
+    ({}, -1, "", 12, {}, (12, 12)),
+    (ADOPTED, 35, "memory", 36, {"memory": 35, "storage": 20}, (1, 16)),
+    (BAD, 40, "storage", 45, {"memory": 40, "storage": 40}, (5, 5)),  # step 50 was in memory
+]
 
 
-@pytest.mark.parametrize("case", LOSSES)
-def test_a_loss_costs_the_steps_since_the_newest_checkpoint_that_counts(case):
-    stats, loaded, tier, step, newest, unsaved = LOSSES[case]
+@for_each(*LOSSES)
+def test_a_loss_costs_the_steps_since_the_newest_checkpoint_that_counts(stats, loaded, tier, step, newest, unsaved):
     job, place = Watched(**stats), {"directory": RUN, "local_rank": 0, "seconds": 0.1}
     if loaded < 0:
         job.happens("started_fresh", **place)
@@ -84,8 +82,12 @@ def test_a_node_after_the_first_gives_values_of_its_own_alone():
     assert 'rank_step{rank="4"}' in found and 'rank_step{rank="5"}' in found
 
 
-def test_counts_of_restarts_failures_and_workers_follow_the_events():
+def test_counts_follow_the_events_and_a_worker_that_has_deregistered_is_not_silent():
     job = Watched()
+    job.at(12)
+    assert job.found()['rank_silent_seconds{rank="4"}'] >= 0
+    job.at(12, pid=0)
+    assert 'rank_silent_seconds{rank="4"}' not in job.found() and job.found()['rank_step{rank="4"}'] == 12
     job.at(12)
     job.happens("worker_died", local_rank=1, rank=5, exitcode=-9, restarts_left=3)
     assert job.found()["workers"] == 1
@@ -112,11 +114,3 @@ def test_kinds_of_skipped_saves_are_labels_and_logged_values_those_of_the_nodes_
     assert reasons == {'skipped_saves_total{reason="late"}': 40, 'skipped_saves_total{reason="busy"}': 10}
     logged = {key: value for key, value in found.items() if key.startswith("user")}
     assert logged == {'user{name="loss",rank="4"}': 0.5, 'user_step{rank="4"}': 7}
-
-
-def test_a_worker_that_has_deregistered_is_not_silent():
-    job = Watched()
-    job.at(12)
-    assert job.found()['rank_silent_seconds{rank="4"}'] >= 0
-    job.at(12, pid=0)
-    assert 'rank_silent_seconds{rank="4"}' not in job.found() and job.found()['rank_step{rank="4"}'] == 12

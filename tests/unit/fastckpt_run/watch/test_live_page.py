@@ -10,7 +10,6 @@ import signal
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
@@ -25,8 +24,9 @@ from fastckpt_run.watch.job_actions import JobActions
 from fastckpt_run.watch.job_view import newest, settled
 from fastckpt_run.watch.live_page import REFUSED, LivePage
 from fastckpt_run.watch.node_status import STATUS
+from tests.cli.test_report import Page
+from tests.support.waits import until
 from tests.unit._core.report.stories import WALL, Story
-from tests.unit.fastckpt_run.waits import until
 from tests.unit.fastckpt_run.watch.test_node_channel import Agents
 
 HOSTILE = """<script>alert(1)</script>"'&<img src=x onerror=alert(2)>\x1b[31m\x07"""
@@ -100,27 +100,29 @@ def own_nodes():
 # --- who shows what
 
 
-def test_the_first_node_shows_all_and_the_others_say_where(nodes):
+def test_the_first_node_shows_all_parts_under_a_strict_policy_and_the_others_say_where(nodes):
     found = nodes.status()
     assert [node["workers"][0]["rank"] for node in found["nodes"]] == [0, 1, 2] and found["job"]["state"] == "trains"
-    code, text, _ = nodes.ask(0, "/")
-    assert code == 200 and all(f"host{rank}" in text for rank in range(3))
     for node in (1, 2):
         code, text, _ = nodes.ask(node, "/")
         assert code == 421 and f"This is node {node}" in text and f'href="{nodes.servers[0].url}"' in text
         assert nodes.ask(node, "/live")[0] == nodes.ask(node, "/status.json")[0] == 421
+    code, text, headers = nodes.ask(0, "/")
+    assert code == 200 and all(f"host{rank}" in text for rank in range(3))
+    policy = dict(rule.strip().split(" ", 1) for rule in headers["Content-Security-Policy"].split(";"))
+    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy[rule] == f"'sha256-{digest}'"
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+    assert set(re.findall(r"url\(#([\w-]+)\)", text)) == set(re.findall(r'<pattern id="([\w-]+)"', text))
+    assert f'<noscript><meta http-equiv="refresh" content="{live_view.RELOAD}"></noscript>' in text
+    assert tuple(json.loads(nodes.ask(0, "/live")[1])["parts"]) == live_view.ORDER
+    assert re.findall(r'data-part="(\w+)"', text) == list(live_view.ORDER)
 
 
-def test_a_node_that_does_not_answer_is_shown_as_such_and_another_one_has_nothing_to_say(own_nodes):
-    own_nodes.agents.savers[1]._peers.close()
-    assert [node["answers"] for node in own_nodes.status()["nodes"]] == [True, False, True]
-    assert "does not answer" in own_nodes.ask(0, "/")[1]
-    own_nodes.agents.savers[0]._peers.close()
-    code, text, _ = own_nodes.ask(2, "/")
-    assert code == 421 and "node 0, which does not answer" in text
-
-
-def test_who_hears_whom_and_for_which_hosts_a_job_waits_is_shown(own_nodes):
+def test_who_hears_whom_for_which_hosts_a_job_waits_and_which_node_does_not_answer_is_shown(own_nodes):
     """On the page and by `fastckpt top`, which also reads what agents of older versions say."""
     waits = "2 of 3 nodes have come to host0:29400, waiting for host2"
     own_nodes.pages[0]._views._links = SimpleNamespace(unheard=lambda: [(1, 2)], awaited=lambda: waits)
@@ -135,6 +137,12 @@ def test_who_hears_whom_and_for_which_hosts_a_job_waits_is_shown(own_nodes):
     assert matrix.columns == ["HEARS", "0", "1", "2"]
     assert matrix.rows == [["0 host0", "", "yes", "yes"], ["1 host1", "yes", "", "no"], ["2 host2", "yes", "yes", ""]]
     assert told not in list(top_text.blocks({name: value for name, value in found.items() if name != "links"}))
+    own_nodes.agents.savers[1]._peers.close()
+    assert [node["answers"] for node in own_nodes.status()["nodes"]] == [True, False, True]
+    assert "does not answer" in own_nodes.ask(0, "/")[1]
+    own_nodes.agents.savers[0]._peers.close()
+    code, text, _ = own_nodes.ask(2, "/")
+    assert code == 421 and "node 0, which does not answer" in text
 
 
 def test_nodes_are_asked_only_when_somebody_looks_and_then_once_for_many(nodes, monkeypatch):
@@ -152,7 +160,7 @@ def test_nodes_are_asked_only_when_somebody_looks_and_then_once_for_many(nodes, 
 # --- who may do what
 
 
-def test_actions_without_the_right_token_are_refused_counted_and_logged_once(nodes, caplog):
+def test_actions_need_the_right_token_and_reads_a_name_of_this_machine_and_a_refused_drain_says_why(nodes, caplog):
     before = metrics.counts[REFUSED]
     wrong = ["", "x", nodes.pages[0].token[:-1], nodes.pages[1].token, "é"]
     for path in ("/flush", "/stop", "/drain"):
@@ -166,12 +174,17 @@ def test_actions_without_the_right_token_are_refused_counted_and_logged_once(nod
     for path in ("/", "/live", "/status.json"):
         code, text, headers = nodes.ask(0, path)
         assert code == 200 and nodes.pages[0].token not in text + str(headers), "who reads needs no token and gets none"
-
-
-def test_a_page_for_this_machine_alone_answers_to_its_names_alone(nodes):
     for host, code in {"localhost": 200, "[::1]:80": 200, "evil.example:9400": 403, "10.0.0.1": 403}.items():
         assert nodes.ask(0, "/", Host=host)[0] == nodes.ask(0, "/status.json", Host=host)[0] == code
         assert nodes.ask(0, "/flush", nodes.pages[0].token, Host=host)[0] == code
+    for body, why in {
+        **dict.fromkeys((b"", b"\xff", b"[" * 50_000, b'["host1"]', b'{"host": 7}', b'{"host": ""}'), "names no host"),
+        b'{"host": "host1"}': "a job with this rendezvous cannot go on without a host",
+        b'{"host": "host1", "undo": true}': "a job with this rendezvous drains no hosts",
+    }.items():
+        code, text, _ = nodes.ask(0, "/drain", nodes.pages[0].token, body)
+        found = json.loads(text)
+        assert code == 200 and found["outcome"] == "refused" and why in found["why"]
 
 
 def flushed(served, held, outcomes):
@@ -222,19 +235,6 @@ def test_a_stop_that_is_asked_for_twice_is_one_signal_to_each_agent(own_nodes, m
 # --- what is shown
 
 
-class Tags(HTMLParser):
-    """The tags of a page, and whatever listens for events."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found, self.on = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append(tag)
-        self.on += [name for name, _ in attrs if name.startswith("on")]
-
-
 def test_names_from_logs_and_nodes_are_shown_and_never_obeyed():
     told = [
         line("job_started", script=HOSTILE, host=HOSTILE, run_id=HOSTILE, boot=HOSTILE),
@@ -256,45 +256,17 @@ def test_names_from_logs_and_nodes_are_shown_and_never_obeyed():
         text = served.ask(0, "/")[1]
         parts = json.loads(served.ask(0, "/live")[1])["parts"]
     for html in (text, *parts.values()):
-        tags = Tags(html)
-        assert "img" not in tags.found and not tags.on and "\x1b" not in html and "\x07" not in html
-    assert Tags(text).found.count("script") == 1 and text.count("&lt;script&gt;") > 10
+        page = Page(html)
+        assert "img" not in page.tags and not [name for name in page.attributes if name.startswith("on")]
+        assert "\x1b" not in html and "\x07" not in html
+    assert text.count("<script") == 1 and text.count("&lt;script&gt;") > 10
     assert not any("<script" in html for html in parts.values())
 
 
-def test_the_policy_allows_the_script_and_the_style_of_the_page_alone_which_has_all_parts(nodes):
-    _, text, headers = nodes.ask(0, "/")
-    policy = dict(rule.strip().split(" ", 1) for rule in headers["Content-Security-Policy"].split(";"))
-    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
-    for tag, rule in (("script", "script-src"), ("style", "style-src")):
-        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-        assert policy[rule] == f"'sha256-{digest}'"
-    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)
-    assert set(re.findall(r"url\(#([\w-]+)\)", text)) == set(re.findall(r'<pattern id="([\w-]+)"', text))
-    assert f'<noscript><meta http-equiv="refresh" content="{live_view.RELOAD}"></noscript>' in text
-    assert tuple(json.loads(nodes.ask(0, "/live")[1])["parts"]) == live_view.ORDER
-    assert re.findall(r'data-part="(\w+)"', text) == list(live_view.ORDER)
-
-
-def test_a_drain_that_is_refused_says_why(nodes):
-    for body, why in {
-        **dict.fromkeys((b"", b"\xff", b"[" * 50_000, b'["host1"]', b'{"host": 7}', b'{"host": ""}'), "names no host"),
-        b'{"host": "host1"}': "a job with this rendezvous cannot go on without a host",
-        b'{"host": "host1", "undo": true}': "a job with this rendezvous drains no hosts",
-    }.items():
-        code, text, _ = nodes.ask(0, "/drain", nodes.pages[0].token, body)
-        found = json.loads(text)
-        assert code == 200 and found["outcome"] == "refused" and why in found["why"]
-
-
-def test_a_log_that_grows_counts_up_to_its_last_record_and_one_that_has_ended_to_its_end():
+def test_routine_events_in_a_row_are_one_line_and_a_log_that_grows_counts_up_to_its_last_record():
     events = Story().starts(1, 2, 3, 4).loads(5, 0.1).trains(6, 10).tell("persisted", step=5).log.events
     assert [len(events) - len(settled(events, WALL + now)) for now in (7.0, 60.0)] == [1, 0]
     assert settled([], 0.0) == []
-
-
-def test_routine_events_in_a_row_are_one_line_and_hide_no_others():
     story = Story().starts(1, 2, 3, 4).loads(5, 0.1, step=20).dies(6)
     for step in range(1000):
         story.at(7.0 + step, "persisted", step=step, bytes=1000, seconds=0.1)

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as classic
 
-from fastckpt._core.report.metric_table import METRICS, Kind, Scope
+from fastckpt._core.report.metric_table import METRICS
 from fastckpt_run.watch import metrics_endpoint
 from fastckpt_run.watch.http_server import Request
 from fastckpt_run.watch.metric_values import MetricValues
@@ -40,14 +40,6 @@ def test_odd_names_nan_and_infinity_are_read_back_and_a_page_without_values_has_
     assert {each.labels["name"] for each in found.values()} == {ODD}
     assert str([found[rank].value for rank in "012"]) == "[nan, inf, -1e+300]"
     assert [family.name for family in read(answer(MetricValues(), accept)[0])] == [each.family for each in METRICS]
-
-
-def test_nodes_after_the_first_have_no_values_of_the_job():
-    values = MetricValues(only=Scope.NODE)
-    for metric in METRICS:
-        if metric.kind is not Kind.HISTOGRAM:
-            values.add(metric.name.removeprefix("fastckpt_"), 1, *metric.labels)
-    assert {metric.scope for metric, _, _ in values} == {Scope.NODE}
 
 
 def test_a_collection_is_written_once_for_all_who_ask():

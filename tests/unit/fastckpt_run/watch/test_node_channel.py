@@ -33,7 +33,6 @@ class Agents:
         self.meet()
 
     def meet(self):
-        """A new round begins."""
         for rank, (saver, channel) in enumerate(zip(self.savers, self.channels, strict=True)):
             round = PeerRound(self.peers, rank, SECRET)
             saver._peers.assume(round)
@@ -46,32 +45,24 @@ def agents():
         yield Agents(3, stack)
 
 
-def test_an_agent_that_has_gone_is_missing_in_the_answers_of_all(agents):
-    agents.savers[1]._peers.close()
-    assert list(agents.channels[0].ask_all("name", {}, 10.0)) == [0, 2]
-    with pytest.raises(OSError):
-        agents.channels[0].ask(1, "name", {}, 10.0)
-
-
-def test_a_kept_connection_that_breaks_is_made_again(agents):
+def test_agents_ask_at_once_again_after_a_break_and_not_who_is_gone_or_of_no_round(agents):
+    with ThreadPoolExecutor(8) as pool:
+        asked = pool.map(lambda number: agents.channels[1].ask_first("name", {"n": number}, 10.0), range(8))
+        assert [answer["n"] for answer in asked] == [*range(8)]
     last = agents.channels[2]
     assert last.ask_first("name", {}, 10.0)["of"] == 0
     last._first[1].close()
     with pytest.raises((OSError, FastckptError)):
         last.ask_first("name", {}, 10.0)
     assert last.ask_first("name", {}, 10.0)["of"] == 0
-
-
-def test_unknown_subjects_and_agents_of_no_round_are_refused(agents):
     with pytest.raises(FastckptError, match="nobody here answers questions about 'weather'"):
         agents.channels[1].ask(0, "weather", {}, 10.0)
     stranger = PeerRound([*agents.peers, Peer("stranger", "", "127.0.0.1:1")], 3, SECRET)
     agents.channels[2].meet(stranger)
     with pytest.raises(FastckptError, match="not in this round"):
         agents.channels[2].ask(0, "name", {}, 10.0)
-
-
-def test_threads_may_ask_at_once(agents):
-    with ThreadPoolExecutor(8) as pool:
-        asked = pool.map(lambda number: agents.channels[1].ask_first("name", {"n": number}, 10.0), range(8))
-        assert [answer["n"] for answer in asked] == [*range(8)]
+    agents.meet()
+    agents.savers[1]._peers.close()
+    assert list(agents.channels[0].ask_all("name", {}, 10.0)) == [0, 2]
+    with pytest.raises(OSError):
+        agents.channels[0].ask(1, "name", {}, 10.0)

@@ -7,7 +7,7 @@ import threading
 from fastckpt_run.watch.gpu_metrics import GpuMetrics
 from fastckpt_run.watch.metric_values import MetricValues
 from fastckpt_run.watch.node_metrics import Probe, file_systems
-from tests.unit.fastckpt_run.waits import until
+from tests.support.waits import until
 
 
 def by_key(values: MetricValues) -> dict[tuple[str, ...], float]:

@@ -26,13 +26,7 @@ def counted(*looks: dict[str, list[Telemetry]]) -> tuple[int, float]:
     return sum(found.counts), found.total
 
 
-def test_a_restarted_worker_adds_to_what_its_predecessor_did():
-    before, after = [worker(5), worker(7)], [worker(3, generation=1), worker(2, generation=1)]
-    assert counted({"/a": before}, {"/a": before}, {"/a": after}) == (4 + 6 + 2 + 1, pytest.approx(0.013))
-
-
 def looks(*pairs):
-    """Looks at one worker in two directories."""
     return [{name: [each] for name, each in zip("ab", pair, strict=False)} for pair in pairs]
 
 
@@ -46,7 +40,9 @@ SEEN = {
 }
 
 
-def test_each_step_of_a_worker_is_counted_once():
+def test_each_step_of_a_worker_is_counted_once_and_those_of_its_successor_are_added():
+    before, after = [worker(5), worker(7)], [worker(3, generation=1), worker(2, generation=1)]
+    assert counted({"/a": before}, {"/a": before}, {"/a": after}) == (4 + 6 + 2 + 1, pytest.approx(0.013))
     assert {name: counted(*seen)[0] for name, (seen, _) in SEEN.items()} == {name: n for name, (_, n) in SEEN.items()}
 
 

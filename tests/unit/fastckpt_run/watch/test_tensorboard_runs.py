@@ -14,7 +14,7 @@ from fastckpt_run.watch import tensorboard_runs
 from fastckpt_run.watch.metric_values import MetricValues
 from fastckpt_run.watch.tensorboard_runs import TensorBoardRuns
 from tests.support.small_disks import leave, mounted, unmount
-from tests.unit.fastckpt_run.waits import DEADLINE, until
+from tests.support.waits import DEADLINE, until
 
 
 def values(step: int) -> MetricValues:

@@ -1,7 +1,5 @@
 """The work that a loss would cost, in all states of a job: a table of what the saver knows and what follows."""
 
-import pytest
-
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.saver.stats import TIMES, Copies, SaverStats
@@ -78,13 +76,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_loss_costs_what_no_tier_has(case):
-    known, ranks, worker, *node = CASES[case]
-    assert costs(known, *ranks) == (worker, node[0] if node else worker, None)
-
-
-def test_a_loss_of_the_directory_costs_what_the_remote_tier_lacks():
+def test_a_loss_costs_what_no_tier_has_and_one_of_the_directory_what_the_remote_tier_lacks():
+    for case, (known, ranks, worker, *node) in CASES.items():
+        assert costs(known, *ranks) == (worker, node[0] if node else worker, None), case
     for cost in (work(None, 25, 90.0), work(at(10), 15, 50.0), work(at(20), 5, 20.0)):
         known = stats(memory=at(20), durable=at(20), begun=BEGUN, remote=cost.save)
         assert costs(known, rank(25, 20, 20))[2] == cost
