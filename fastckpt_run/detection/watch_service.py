@@ -42,7 +42,10 @@ class AgentChannel(logging.Handler):
 
     def receive(self) -> dict[str, Any]:
         """The next object; ends the process with the agent."""
-        line = self._file.readline()
+        try:
+            line = self._file.readline()
+        except ConnectionResetError:  # the agent was killed, and had not read all
+            line = b""
         if not line:
             os._exit(0)
         found: dict[str, Any] = json.loads(line)

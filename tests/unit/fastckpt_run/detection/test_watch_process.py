@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fastckpt._core import metrics
 from fastckpt_run.detection.neighbor_watch import BEAT
 from fastckpt_run.detection.probes import State
 from fastckpt_run.detection.watch_process import SENT, WatchProcess
+from fastckpt_run.detection.watch_service import AgentChannel
 from tests.support.waits import until
 from tests.unit.fastckpt_run.detection.test_neighbor_watch import LOOPBACK, SECRET
 
@@ -119,3 +121,16 @@ def test_an_agent_that_is_stopped_or_killed_is_lost_with_its_process_and_told_ap
     assert all(state in reason for _, reason in one.lost + other.lost)
     remote.process.kill()
     until(lambda: state is State.STARVED or not Path(f"/proc/{remote.watch_pid}").exists())
+
+
+def test_a_process_whose_agent_is_killed_with_messages_that_it_has_not_read_ends_in_silence():
+    ours, theirs = socket.socketpair()
+    with theirs, closing(AgentChannel(theirs)) as channel:
+        channel.send(sent=1)
+        ours.close()
+        if not (child := os.fork()):
+            try:
+                channel.receive()
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
