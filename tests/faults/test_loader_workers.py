@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from tests.faults.jobs import Job
-from tests.unit.fastckpt_run.waits import until
+from tests.support.waits import until
 
 PROGRAM = """
 import os, sys, time
