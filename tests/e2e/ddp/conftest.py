@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import FastckptError, NoLoadableCheckpoint
 from tests.faults.conftest import new_job  # noqa: F401 (a fixture)
 from tests.support import launchers
+from tests.support.waits import until as until
 from tests.unit._core.memory.conftest import small_disk, small_tmpfs  # noqa: F401 (fixtures)
 
 
@@ -192,10 +192,3 @@ def run_script(text: str, folder: Path, *arguments: str, expected: int = 0, **va
 
 def state(value: float, size: int = 1000) -> dict[str, Any]:
     return {"weights": torch.full((size,), float(value)), "step": int(value), "names": ["a", "b"]}
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not come true"
-        time.sleep(0.01)

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import pytest
 from tests.conftest import PATH
 from tests.support import launchers
 from tests.support.json_lines import whole_lines
+from tests.support.waits import until as until
 
 PROGRAMS = Path(__file__).parent / "programs"
-DEADLINE = 60.0
 OURS = "import sys; from fastckpt_run.main import main; main(sys.argv[1:])"
 TEMPLATE = "import sys; from tests.faults.launch import main, with_a_template; with_a_template() and main(sys.argv[1:])"
 """A launcher of which a fork is the template, which need not import torch."""
@@ -32,15 +31,6 @@ def program(name: str) -> str:
 
 LIGHT = f"{program('frail')}:{PATH}"
 """A PYTHONPATH with which templates do not import torch."""
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until a condition holds, and return what it is then; the deadline is generous, for noisy machines."""
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s"
-        time.sleep(0.01)
-    return found
 
 
 def alive(pid: int) -> bool:
