@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from fastckpt_run.events import log_file, recorder
 from fastckpt_run.events.log_file import EventLog
 from fastckpt_run.events.recorder import EventRecorder, _name_of
 from fastckpt_run.workers import run_script_path
-from tests.e2e.launcher.conftest import until
+from tests.support.small_disks import mounted, unmount
+from tests.support.tables import for_each
+from tests.support.waits import until
 
 UMASK = os.umask(0)
 os.umask(UMASK)
@@ -69,26 +72,16 @@ def test_each_launch_has_a_log_and_the_oldest_logs_are_deleted(
     assert (directory / FOLDER / "notes.txt").exists()
 
 
-def test_the_event_log_does_not_recreate_a_removed_directory(directory: Path) -> None:
-    (directory / ".fastckpt").rmdir()
-    directory.rmdir()
-    assert not EventLog(directory, [line(0)]).close(30)
-    assert not directory.exists()
-
-
 @contextmanager
-def mounted(path: Path, *arguments: Any) -> Iterator[Path]:
+def disk(path: Path, *arguments: Any) -> Iterator[Path]:
     """A checkpoint directory that is a file system of its own."""
-    path.mkdir()
-    done = subprocess.run(["mount", *map(str, arguments), str(path)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    mounted(path, *arguments)
     try:
         (path / ".fastckpt").mkdir()
         yield path
     finally:
         subprocess.run(["fsfreeze", "-u", str(path)], capture_output=True, check=False)
-        subprocess.run(["umount", str(path)], check=True)
+        unmount(path)
 
 
 def test_on_a_full_disk_the_oldest_events_are_dropped_and_counted(
@@ -98,7 +91,7 @@ def test_on_a_full_disk_the_oldest_events_are_dropped_and_counted(
     monkeypatch.setattr(log_file, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(log_file, "LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(log_file, "WAITING", 1 << 16)
-    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs") as small:
+    with disk(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs") as small:
         (small / "ballast").write_bytes(bytes(1 << 15))
         log = EventLog(small, [])
         lost = metrics.counts["events_lost"]
@@ -124,7 +117,7 @@ def test_an_event_log_on_a_frozen_file_system_delays_nobody(tmp_path: Path) -> N
     with image.open("wb") as file:
         file.truncate(8 << 20)
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-    with mounted(tmp_path / "device", "-o", "loop", image) as device:
+    with disk(tmp_path / "device", "-o", "loop", image) as device:
         log = EventLog(device, [line(0)])
         until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
         subprocess.run(["fsfreeze", "-f", str(device)], check=True)
@@ -137,7 +130,9 @@ def test_an_event_log_on_a_frozen_file_system_delays_nobody(tmp_path: Path) -> N
         assert steps(path) == list(range(1000))
 
 
-def test_the_event_log_follows_no_symbolic_link(directory: Path, tmp_path: Path) -> None:
+def test_the_event_log_follows_no_symbolic_link_and_does_not_recreate_a_removed_directory(
+    directory: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "precious"
     target.write_text("as it was")
     log = EventLog(directory, [])
@@ -147,6 +142,9 @@ def test_the_event_log_follows_no_symbolic_link(directory: Path, tmp_path: Path)
     log.append(line(0))
     assert not log.close(30)
     assert target.read_text() == "as it was"
+    shutil.rmtree(directory)
+    assert not EventLog(directory, [line(0)]).close(30)
+    assert not directory.exists()
 
 
 def test_lines_of_the_event_log_are_whole_after_short_writes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,17 +157,14 @@ def test_lines_of_the_event_log_are_whole_after_short_writes(directory: Path, mo
     assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == list(range(20))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (["--no-python", "/opt/train", "--token", "secret"], "train"),
-        (["--no-python", "/usr/bin/python3", "/data/train.py", "secret"], "train.py"),
-        (["-m", "pkg.train", "secret"], "pkg.train"),
-        (["--run-path", "/data/train.py", "secret"], "train.py"),
-    ],
+@for_each(
+    (["--no-python", "/opt/train", "--token", "secret"], "train"),
+    (["--no-python", "/usr/bin/python3", "/data/train.py", "secret"], "train.py"),
+    (["-m", "pkg.train", "secret"], "pkg.train"),
+    (["--run-path", "/data/train.py", "secret"], "train.py"),
 )
-def test_the_name_of_a_job_contains_no_argument_of_its_script(arguments: list[str], name: str, tmp_path: Path) -> None:
-    arguments = ["--log-dir", str(tmp_path), *arguments]
+def test_the_name_of_a_job_contains_no_argument_of_its_script(arguments: list[str], name: str) -> None:
+    arguments = ["--log-dir", os.environ["TMPDIR"], *arguments]
     _, program, rest = config_from_args(get_args_parser().parse_args(arguments))
     program = run_script_path if callable(program) else program  # as the agent replaces torch's
     assert _name_of(WorkerSpec("", 1, None, entrypoint=program, args=tuple(rest))) == name

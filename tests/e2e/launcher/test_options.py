@@ -70,78 +70,71 @@ def test_no_preload_is_a_flag_and_the_last_one_counts() -> None:
     assert settings("--fast-no-preload", "--fast-preload=auto").preload == "auto"
 
 
-@pytest.mark.parametrize("mode", ["0640", "0o640"])
-def test_a_file_mode_is_read_as_octal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings("--fast-file-mode", mode).mode == 0o640
-    monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
-    assert settings().mode == 0o640 and settings("--fast-file-mode=").mode is None
+def test_a_file_mode_is_octal_and_an_impossible_one_refused_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode in ("0640", "0o640"):
+        assert settings("--fast-file-mode", mode).mode == 0o640
+        monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
+        assert settings().mode == 0o640 and settings("--fast-file-mode=").mode is None
+    for mode in ("0400", "0777", "4640", "u=rw"):
+        says = f"file_mode is '{mode}'; give an octal mode from 0600 to 0666 .* as 0640"
+        with pytest.raises(ConfigError, match=says):
+            settings(f"--fast-file-mode={mode}")
 
 
-@pytest.mark.parametrize("mode", ["0400", "0777", "4640", "u=rw"])
-def test_an_impossible_file_mode_is_refused_with_the_limit(mode: str) -> None:
-    with pytest.raises(ConfigError, match=f"file_mode is '{mode}'; give an octal mode from 0600 to 0666 .* as 0640"):
-        settings(f"--fast-file-mode={mode}")
+REFUSED = [
+    (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl; names are given in full: --fast-slots"),
+    (["--fast-bogus", "t.py"], 2, "no such option: --fast-bogus; names are given in full: --fast-shm-dir"),
+    (["--fast-slots", "many", "t.py"], 2, "--fast-slots is 'many'"),
+    (["--fast-flush=1", "t.py"], 2, "--fast-flush"),
+    (["--fast-summary=long", "t.py"], 2, "summary is 'long'; give short or full (--fast-summary"),
+    (["--fast-slots"], 2, "argument --fast-slots: expected one argument"),
+    (["--fast-slots=7", "t.py"], 2, "slots is 7"),
+    (["--fast-max-stalls=-1", "t.py"], 2, "max_stalls is -1; give a number of failures, or 0 for no limit"),
+    (["--fast-spares=-1", "t.py"], 2, "spares is -1; give a number of hosts, or 0 for none"),
+    (["--fast-replicas=3", TOUCH], 2, "replicas is '3'; give 0, 1 or 2 copies, xor:3 to xor:16"),
+    (["--fast-replicas=xor:2", TOUCH], 2, "replicas is 'xor:2'; give 0, 1 or 2 copies, xor:3 to xor:16"),
+    (["--fast-replica-mbps=-1", TOUCH], 2, "replica_mbps is -1.0; give 1 MB per second or more, or 0"),
+    (
+        ["--fast-replica-medium=disk", TOUCH],
+        2,
+        "replica_medium is 'disk'; give memory, or disk:DIR with the absolute",
+    ),
+    (["--fast-replica-medium=tape:/x", TOUCH], 2, "replica_medium is 'tape:/x'; give memory, or disk:DIR"),
+    (["--fast-replica-medium=disk:/nowhere", TOUCH], 2, "no copies can be kept in /nowhere: No such file or direc"),
+    (["--fast-spares=1", "--nnodes=2", TOUCH], 2, "spares is 1 (--fast-spares), and --rdzv-backend is static"),
+    (["--fast-spares=1", "--standalone", TOUCH], 2, "spares is 1 (--fast-spares), and --standalone is given"),
+    (["--fast-spares=2", "--rdzv-backend=c10d", TOUCH], 2, "spares is 2 (--fast-spares), and --nnodes is 1"),
+    (["--fast-restart-budget=3", TOUCH], 2, "restart_budget is '3'; give RESTARTS/TIME, both above 0"),
+    (["--bogus", "t.py"], 2, "unrecognized arguments: --bogus"),
+    ([], 2, "the following arguments are required: training_script"),
+    (["--max-restarts=x", "t.py"], 2, "invalid int value: 'x'"),
+    (["--nproc-per-node=several", "t.py"], 1, "Unsupported nproc_per_node value: several"),
+    (["--nproc-per-node=0", TOUCH], 1, "--nproc-per-node is 0; give 1 or more workers, auto, cpu or gpu"),
+    (["--monitor-interval=0", TOUCH], 1, "--monitor-interval is 0; give seconds above 0"),
+    (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
+    (["--no-python", "-m", "t.py"], 1, "Don't use both"),
+    (["--redirects=9", "t.py"], 1, "9 does not match"),
+    (["--rdzv-conf=join_timeout=x", TOUCH], 1, "join_timeout is 'x' in --rdzv-conf; give a number above 0"),
+    (["--fast-secret-file=/none/such", TOUCH], 2, "the secret cannot be read from /none/such: No such file"),
+    (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
+    (["missing.py"], 1, "no such script: missing.py"),
+    (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
+    (["t.py"], 2, "FASTCKPT_SLOTS is 'many'; give a whole number"),
+]
+"""Command lines, the exit codes, and what the one line of the error says; the last is of a variable."""
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "message"),
-    [
-        (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl; names are given in full: --fast-slots"),
-        (["--fast-bogus", "t.py"], 2, "no such option: --fast-bogus; names are given in full: --fast-shm-dir"),
-        (["--fast-slots", "many", "t.py"], 2, "--fast-slots is 'many'"),
-        (["--fast-flush=1", "t.py"], 2, "--fast-flush"),
-        (["--fast-summary=long", "t.py"], 2, "summary is 'long'; give short or full (--fast-summary"),
-        (["--fast-slots"], 2, "argument --fast-slots: expected one argument"),
-        (["--fast-slots=7", "t.py"], 2, "slots is 7"),
-        (["--fast-max-stalls=-1", "t.py"], 2, "max_stalls is -1; give a number of failures, or 0 for no limit"),
-        (["--fast-spares=-1", "t.py"], 2, "spares is -1; give a number of hosts, or 0 for none"),
-        (["--fast-replicas=3", TOUCH], 2, "replicas is '3'; give 0, 1 or 2 copies, xor:3 to xor:16"),
-        (["--fast-replicas=xor:2", TOUCH], 2, "replicas is 'xor:2'; give 0, 1 or 2 copies, xor:3 to xor:16"),
-        (["--fast-replica-mbps=-1", TOUCH], 2, "replica_mbps is -1.0; give 1 MB per second or more, or 0"),
-        (
-            ["--fast-replica-medium=disk", TOUCH],
-            2,
-            "replica_medium is 'disk'; give memory, or disk:DIR with the absolute",
-        ),
-        (["--fast-replica-medium=tape:/x", TOUCH], 2, "replica_medium is 'tape:/x'; give memory, or disk:DIR"),
-        (["--fast-replica-medium=disk:/nowhere", TOUCH], 2, "no copies can be kept in /nowhere: No such file or direc"),
-        (["--fast-spares=1", "--nnodes=2", TOUCH], 2, "spares is 1 (--fast-spares), and --rdzv-backend is static"),
-        (["--fast-spares=1", "--standalone", TOUCH], 2, "spares is 1 (--fast-spares), and --standalone is given"),
-        (["--fast-spares=2", "--rdzv-backend=c10d", TOUCH], 2, "spares is 2 (--fast-spares), and --nnodes is 1"),
-        (["--fast-restart-budget=3", TOUCH], 2, "restart_budget is '3'; give RESTARTS/TIME, both above 0"),
-        (["--bogus", "t.py"], 2, "unrecognized arguments: --bogus"),
-        ([], 2, "the following arguments are required: training_script"),
-        (["--max-restarts=x", "t.py"], 2, "invalid int value: 'x'"),
-        (["--nproc-per-node=several", "t.py"], 1, "Unsupported nproc_per_node value: several"),
-        (["--nproc-per-node=0", TOUCH], 1, "--nproc-per-node is 0; give 1 or more workers, auto, cpu or gpu"),
-        (["--monitor-interval=0", TOUCH], 1, "--monitor-interval is 0; give seconds above 0"),
-        (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
-        (["--no-python", "-m", "t.py"], 1, "Don't use both"),
-        (["--redirects=9", "t.py"], 1, "9 does not match"),
-        (["--rdzv-conf=join_timeout=x", TOUCH], 1, "join_timeout is 'x' in --rdzv-conf; give a number above 0"),
-        (["--fast-secret-file=/none/such", TOUCH], 2, "the secret cannot be read from /none/such: No such file"),
-        (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
-        (["missing.py"], 1, "no such script: missing.py"),
-        (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
-    ],
-)
-@pytest.mark.parametrize("dry", [[], ["--fast-dry-run"]], ids=["launch", "dry-run"])
-def test_an_error_of_the_command_line_is_one_line(
-    argv: list[str], code: int, message: str, dry: list[str], capfd
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main([*dry, *argv])
-    assert exit.value.code == code
-    lines = capfd.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("fastckpt-run: error: ") and message in line] == lines[-1:]
-    assert "Traceback" not in "".join(lines)
-
-
-def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    monkeypatch.setenv("FASTCKPT_SLOTS", "many")
-    with pytest.raises(SystemExit):
-        main(["t.py"])
-    assert capfd.readouterr().err == "fastckpt-run: error: FASTCKPT_SLOTS is 'many'; give a whole number\n"
+def test_an_error_of_the_command_line_or_a_variable_is_one_line(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    for argv, code, message in REFUSED:
+        if message.startswith("FASTCKPT_SLOTS"):
+            monkeypatch.setenv("FASTCKPT_SLOTS", "many")
+        for dry in ([], ["--fast-dry-run"]):
+            with pytest.raises(SystemExit) as exit:
+                main([*dry, *argv])
+            lines = capfd.readouterr().err.splitlines()
+            errors = [line for line in lines if line.startswith("fastckpt-run: error: ")]
+            assert exit.value.code == code and errors == lines[-1:] and message in errors[0], (argv, lines)
+            assert "Traceback" not in "".join(lines)
 
 
 def test_help_shows_each_option_of_ours_in_a_line_and_how_to_see_those_of_torchrun(capfd) -> None:

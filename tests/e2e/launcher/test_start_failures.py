@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastckpt_run.failures.cannot_start import broken_syntax, is_among_first_imports, why_not_started
+from tests.support.tables import for_each
 
 NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
 PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
@@ -59,26 +60,27 @@ def run(folder: Path, source: str, *how: str) -> str:
     return why_not_started(done.stderr, done.returncode)
 
 
-@pytest.mark.parametrize(("source", "why"), [row[1:] for row in CANNOT_START], ids=[row[0] for row in CANNOT_START])
-def test_a_script_that_cannot_start_is_recognized_with_its_reason(folder: Path, source: str, why: str) -> None:
-    assert why in run(folder, source)
-
-
-@pytest.mark.parametrize("source", [row[1] for row in MAY_HAVE_BEGUN], ids=[row[0] for row in MAY_HAVE_BEGUN])
-def test_a_script_that_may_have_begun_is_no_start_failure(folder: Path, source: str) -> None:
-    assert run(folder, source) == ""
-
-
-def test_a_missing_module_is_a_start_failure(folder: Path) -> None:
+def test_a_script_that_cannot_start_is_recognized_with_its_reason(folder: Path) -> None:
+    for name, source, why in CANNOT_START:
+        assert why in run(folder, source), name
     assert run(folder, "", "-m", "package.nosuch") == "No module named package.nosuch"
 
 
-def test_output_without_evidence_is_no_start_failure() -> None:
-    assert why_not_started("", 1) == why_not_started("", 2) == why_not_started("\n\n", 1) == ""
-    assert why_not_started(NO_MODULE, -9) == ""
-    assert why_not_started(f"Traceback (most recent call last):\n{NO_MODULE}", 1) == ""
-    gone = f'Traceback (most recent call last):\n  File "/no/such/train.py", line 1, in <module>\n{NO_MODULE}'
-    assert why_not_started(gone, 1) == ""
+def test_a_script_that_may_have_begun_is_no_start_failure(folder: Path) -> None:
+    for name, source in MAY_HAVE_BEGUN:
+        assert run(folder, source) == "", name
+
+
+@for_each(
+    ("", 1),
+    ("", 2),
+    ("\n\n", 1),
+    (NO_MODULE, -9),
+    (f"Traceback (most recent call last):\n{NO_MODULE}", 1),
+    (f'Traceback (most recent call last):\n  File "/no/such/train.py", line 1, in <module>\n{NO_MODULE}', 1),
+)
+def test_output_without_evidence_is_no_start_failure(words: str, exitcode: int) -> None:
+    assert why_not_started(words, exitcode) == ""
 
 
 def test_a_syntax_error_is_a_start_failure(folder: Path) -> None:
