@@ -85,7 +85,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
     node.end()
 
 
-def trained_in_a_child_that_has_ended(node: Node) -> None:
+def test_a_rank_whose_training_child_has_ended_does_not_count_as_hung(node: Node):
     node.train()
     training = subprocess.Popen(["sleep", "600"])
     node.lines[0].begin(0, training.pid, 0)
@@ -93,16 +93,6 @@ def trained_in_a_child_that_has_ended(node: Node) -> None:
     node.lines[1].leave()
     training.kill()
     training.wait()
-
-
-@pytest.mark.parametrize(
-    ("node", "setup"),
-    [("off", Node.train), (TIMEOUT, trained_in_a_child_that_has_ended)],
-    indirect=["node"],
-    ids=["off", "child"],
-)
-def test_a_rank_that_is_not_watched_any_more_does_not_count_as_hung(node: Node, setup: Callable[[Node], None]):
-    setup(node)
     assert not node.hangs_within(TIMEOUT + LONGER)
 
 

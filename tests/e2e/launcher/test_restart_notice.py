@@ -14,18 +14,18 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt._core import metrics
 from fastckpt_run.failures import restart_notice
 from fastckpt_run.failures.cause import Cause, cause_of
-from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
+from fastckpt_run.failures.restart_notice import RestartNotice
 
 PAGE = " (FC-030, docs/errors.md#fc-030)"
 KILLED = {1: (-9, Cause())}
 DIED = "rank 1 died: SIGKILL; "
+REACHED = {"step": 44, "named": 44, "steps": 45}
 
 
 class Told:
     """A notice for two workers with three restarts, and the lines that it has logged."""
 
     def __init__(self, log: pytest.LogCaptureFixture) -> None:
-        self.reached: dict[str, int] | None = {"step": 44, "named": 44, "steps": 45}
         self.notice = RestartNotice(3)
         self._log = log
 
@@ -36,29 +36,17 @@ class Told:
     def start(self, *joined: int) -> None:
         metrics.event("rendezvous", seconds=0.0, node=0, nodes=1, world_size=2, ranks=[0, 1])
         metrics.event("workers_started", pids={0: 1, 1: 2}, restart_count=0, world_size=2, master_port=1)
-        self.join(*joined)
-
-    def join(self, *ranks: int) -> None:
-        for rank in ranks:
+        for rank in joined:
             metrics.event("worker_joined", directory="dir", local_rank=rank)
 
-    def load(self, *ranks: int) -> None:
-        for rank in ranks:
-            metrics.event("resumed", directory="dir", local_rank=rank, step=44, tier="memory")
-            self.notice.look(2)
-
-    def stop(self) -> None:
-        if self.reached is not None:
-            ranks = [{"local_rank": rank, "beat": time.monotonic(), **self.reached} for rank in range(2)]
-            metrics.event("progress", directory="dir", ranks=ranks, saves=1)
-        metrics.event("workers_stopped", pids=[1, 2])
-
-    def fail(self, left: int = 3, nodes: int = 1, first: str = "") -> None:
+    def fail(self, left: int, *joined: int) -> None:
         metrics.event("worker_died", local_rank=1, rank=1, exitcode=-9)
-        self.notice.failed(KILLED, left, nodes=nodes, first=first)
-        self.stop()
+        self.notice.failed(KILLED, left, nodes=1, first="")
+        ranks = [{"local_rank": each, "beat": time.monotonic(), **REACHED} for each in range(2)]
+        metrics.event("progress", directory="dir", ranks=ranks, saves=1)
+        metrics.event("workers_stopped", pids=[1, 2])
         if left:
-            self.start()
+            self.start(*joined)
 
 
 @pytest.fixture
@@ -71,36 +59,12 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
     metrics.unlisten(told.notice.observe)
 
 
-def test_the_restart_line_is_printed_once_after_all_ranks_have_loaded(told: Told) -> None:
-    told.start(0, 1)
-    told.fail()
-    told.join(0, 1)
-    told.load(0)
-    assert told.lines == []
-    told.load(1)
-    told.load(0, 1)
-    told.notice.end()
-    assert told.lines == [f"{DIED}resumed step 44 from memory after T, 1 step repeated, 2 of 3 restarts left{PAGE}"]
-
-
-def test_a_death_before_the_first_load_is_in_the_restart_line(told: Told) -> None:
-    told.reached = None
-    told.start(0)
-    told.fail()
-    for rank in (0, 1):
-        metrics.event("started_fresh", directory="dir", local_rank=rank)
-    told.notice.look(2)
-    [line] = told.lines
-    assert "started fresh, as there was nothing to resume, after T, no step repeated, 2 of 3" in line
-
-
 @pytest.mark.parametrize("joined", [(0, 1), ()], ids=["that load nothing", "without a checkpointer"])
 def test_workers_that_load_nothing_have_a_restart_line(
     told: Told, joined: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told.start(*joined)
-    told.fail()
-    told.join(*joined)
+    told.fail(3, *joined)
     told.notice.look(2)
     assert told.lines == []
     if joined:
@@ -122,21 +86,6 @@ def test_each_restart_and_the_final_failure_have_a_line(told: Told) -> None:
     *restarts, lost = told.lines
     assert restarts == [f"{again}, {left} of 3 restarts left{PAGE}" for left in (1, 0)]
     assert re.fullmatch(r"rank 1 died: SIGKILL; not restarted \(on [^ ,]+\) \(FC-027, docs/errors.md#fc-027\)", lost)
-
-
-def test_a_restart_for_another_node_names_it(told: Told) -> None:
-    """One that failed or joined, and one that failed before a worker of this node did."""
-    told.start(0, 1)
-    told.notice.interrupted(3)
-    told.stop()
-    told.start(0, 1)
-    told.load(0, 1)
-    told.fail(nodes=2, first=ELSEWHERE)
-    told.join(0, 1)
-    told.load(0, 1)
-    one, other = told.lines
-    assert one.startswith(f"{ELSEWHERE}; resumed step 44 from memory after T, 1 step repeated")
-    assert re.match(rf"{ELSEWHERE}; then rank 1 died on [^ ]+: SIGKILL; resumed", other)
 
 
 def test_a_restart_after_a_hang_and_several_deaths_names_them_also_if_the_job_ends_before_it(told: Told) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -16,7 +15,7 @@ from fastckpt._core.config import Settings
 from fastckpt._core.memory import headroom
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt_run.failures.restarts import Restarts
-from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, program, until
+from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, program
 
 TRAIN = program("train.py")
 
@@ -69,23 +68,6 @@ def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, 
     assert "Root Cause (first observed failure)" in job.stderr
 
 
-def test_a_joining_node_costs_no_restart(jobs: Jobs, tmp_path: Path) -> None:
-    """It costs no restart, has a number of its own, and neither counts nor hides the stalls around it."""
-    store = TCPStore("localhost", 0, None, True)  # else one agent would have it, and the other could not end alone
-    place = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{store.port}", "--rdzv-id=7"]
-    conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1,is_host=false"
-    arguments = [*FORK, *place, conf, "--max-restarts=4", "--fast-max-stalls=1", TRAIN, "--alone", "--pace=0.01"]
-    first = jobs.start(f"--fast-events={tmp_path / 'events'}", *arguments, "--fail", "3", "-3", "3")
-    until(lambda: len(starts(tmp_path / "node-0")) == 2, "the second start")
-    other = jobs.start(*arguments, "--steps=100000")
-    assert re.findall(r"start (\d) ", first.ends(1)) == ["3"]
-    started = jobs.told("workers_started")
-    assert [(event["restart_count"], event["world_size"]) for event in started] == [(0, 1), (1, 1), (2, 2)]
-    assert [event["restarts_left"] for event in jobs.told("worker_died")] == [4, 3]
-    other.terminate()
-    other.wait(60)
-
-
 def test_progress_gives_restarts_back(jobs: Jobs, tmp_path: Path) -> None:
     """Two failures in a job that may be restarted once, each after a while of progress: no number comes twice."""
     budget = ["--max-restarts=1", "--fast-restart-budget=1/0.2s", "--fast-summary=full"]
@@ -136,13 +118,6 @@ def test_progress_of_former_workers_does_not_count_for_new_ones(
     node.restarts.started()  # and they die before they say anything
     assert node.fail() == -5
     assert "  start 2 ended before anything was loaded or done: worker 1 exit code 1\n" in caplog.text
-
-
-def test_kills_are_no_stalls_while_workers_start_or_do_again_what_was_lost(block: TelemetryBlock) -> None:
-    node = Node(block, max_stalls=3)
-    for steps in (12, 0, 11, 0, 10, 0, 0):
-        node.run(steps=steps)
-        assert node.fail(code=-9) == 0
 
 
 def test_a_kill_for_want_of_memory_is_a_failure_of_the_script(

@@ -16,14 +16,9 @@ parser.add_argument(
     "--fail", type=int, nargs="*", default=[], help="in which step, at each start, the last repeats; -7: wait in step 7"
 )
 parser.add_argument("--pace", type=float, default=0.0, help="seconds per step")
-parser.add_argument("--alone", action="store_true", help="do not know of other workers")
 arguments = parser.parse_args()
 
 folder, attempt = Path(os.environ["JOB_FOLDER"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-if arguments.alone:
-    folder /= f"node-{os.environ['GROUP_RANK']}"
-    folder.mkdir(exist_ok=True)
-    os.environ.update(RANK="0", WORLD_SIZE="1", GROUP_RANK="0", GROUP_WORLD_SIZE="1")
 (folder / f"pid.{os.getpid()}").touch()
 fail = arguments.fail[min(attempt, len(arguments.fail) - 1)] if arguments.fail else arguments.steps + 1
 
