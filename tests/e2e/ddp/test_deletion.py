@@ -1,6 +1,7 @@
 """Retention on storage, built-in and by deletion strategies of users."""
 
 import math
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,16 @@ def test_retention_after_a_restart_of_the_agent_knows_times_and_metrics(ranks, d
     assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
 
 
-def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(ranks, directory, said):
-    """Months of training: a script that saves without loading must not have retention delete them."""
+def test_a_script_that_saves_without_loading_or_loads_from_elsewhere_deletes_no_earlier_checkpoint(
+    ranks, directory, tmp_path, said
+):
+    """Months of training must stay. Histories of another directory are others, though they bear the same numbers."""
     strategy = KeepLatestStepStrategy(2, str(directory))
     (one,) = ranks.start(deletion_strategy=strategy)
     save(one, 1000, 1001, 1002)
     becomes(directory, 1001, 1002)
     ranks.end()
+    elsewhere = shutil.copytree(directory, tmp_path / "elsewhere")
     assert "without loading" not in said.text
     (one,) = ranks.start(deletion_strategy=strategy)
     save(one, 1, 2, 3, 4)
@@ -71,6 +75,11 @@ def test_a_script_that_saves_without_loading_deletes_no_earlier_checkpoint(ranks
     save(one, 1003, 1004)
     becomes(directory, 3, 4, 1003, 1004)
     assert said.text.count("without loading") == 1
+    ranks.end()
+    (one,) = ranks.start(deletion_strategy=strategy)
+    one.load_checkpoint(elsewhere / "checkpoint-1002")
+    save(one, 1005, 1006, 1007)
+    becomes(directory, 3, 4, 1003, 1004, 1006, 1007)
 
 
 def test_a_line_of_training_continues_over_histories_that_only_memory_had(ranks, directory):
@@ -88,21 +97,6 @@ def test_a_line_of_training_continues_over_histories_that_only_memory_had(ranks,
     becomes(directory, 1, 5)
     save(one, 6, accuracy=[1.0])
     becomes(directory, 6)
-
-
-def test_a_load_from_another_directory_continues_no_line_of_training(ranks, directory, tmp_path):
-    """Histories of another directory are others, though they bear the same numbers."""
-    (one,) = ranks.start()
-    save(one, 1)
-    ranks.end()
-    elsewhere = directory.rename(tmp_path / "elsewhere")
-    (one,) = ranks.start(deletion_strategy=(strategy := KeepLatestStepStrategy(1, str(directory))))
-    save(one, 7)
-    ranks.end()
-    (one,) = ranks.start(deletion_strategy=strategy)
-    one.load_checkpoint(elsewhere / "checkpoint-1")
-    save(one, 2, 3)
-    becomes(directory, 3, 7)
 
 
 # --- strategies of users
@@ -214,9 +208,12 @@ def test_a_deletion_that_storage_refuses_does_not_end_training(ranks, directory,
 
 
 def test_metrics_of_the_first_rank_are_in_the_manifest(ranks, directory):
-    """Also if they are given once the step is in memory; those that are no finite numbers are left out."""
+    """Also if they are given once the step is in memory; those that are no finite numbers are left out or refused."""
     measured = {"loss": torch.tensor(1.5), "epoch": 3, "norm": -math.inf, "lr": math.nan}
     for rank, member in enumerate(ranks.start(2)):
+        for name, value, shown in (("loss", torch.ones(2), "'loss' is a Tensor"), (3, 0.5, "3 is")):
+            with pytest.raises(ConfigError, match=f"the metric {shown}"):
+                member.save_checkpoint(1, state(1), metrics={name: value}, storage_type=StorageType.MEMORY)
         member.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics=measured if rank == 0 else {})
         member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
     for rank, member in enumerate(ranks.members):
@@ -227,11 +224,3 @@ def test_metrics_of_the_first_rank_are_in_the_manifest(ranks, directory):
     kept = {each.id.step: each.manifest.details.get("metrics") for each in CheckpointDirectory(directory).checkpoints()}
     assert kept == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 0.5}, 3: {"loss": 1.25}}
     assert torch.load(directory / "checkpoint-2" / "model.pt")["step"] == 2
-
-
-def test_metrics_that_are_no_numbers_are_refused_before_anything_is_saved(ranks):
-    (one,) = ranks.start()
-    for name, value, shown in (("loss", torch.ones(2), "'loss' is a Tensor"), (3, 0.5, "3 is")):
-        with pytest.raises(ConfigError, match=f"the metric {shown}"):
-            one.save_checkpoint(1, state(1), metrics={name: value}, storage_type=StorageType.MEMORY)
-    assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY).reason == ""
