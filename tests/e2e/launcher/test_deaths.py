@@ -83,9 +83,8 @@ def test_a_worker_without_a_process_group_gets_sigterm_itself() -> None:
     assert (peek(child.pid), child.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
-@pytest.mark.parametrize("path", [EXEC, ("--run-path", "--start-method=forkserver")], ids=["exec", "forkserver"])
-def test_workers_of_a_killed_agent_die(jobs: Jobs, tmp_path: Path, path: tuple[str, ...]) -> None:
-    job = start(jobs, *path, ranks="deaf deaf")
+def test_workers_of_a_killed_agent_die_also_if_a_fork_server_is_their_parent(jobs: Jobs, tmp_path: Path) -> None:
+    job = start(jobs, "--run-path", "--start-method=forkserver", ranks="deaf deaf")
     workers = [pid_of(tmp_path, rank) for rank in (0, 1)]
     assert all(map(alive, workers))
     job.kill()
