@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fastckpt_run.preload.preloader import ForkedWorker
+from fastckpt_run.script_analysis import read
 from tests.conftest import PATH
 from tests.e2e.launcher.conftest import LIGHT, program
 from tests.e2e.launcher.preloading import Run, Starter, template
@@ -59,7 +60,7 @@ def test_a_forked_worker_sees_the_interpreter_state_of_a_fresh_process(starter: 
 
 
 @pytest.mark.parametrize("starter", [PATH], indirect=True)
-def test_a_forked_worker_sees_torch_as_a_fresh_process_does(starter: Starter) -> None:
+def test_a_forked_worker_sees_torch_as_a_fresh_process_does(starter: Starter, tmp_path: Path) -> None:
     """And what is random differs between all of them, as it does between fresh processes."""
     environment = {"PROBE_TORCH": "1"}
     runs = starter.both(PROBE, **environment)
@@ -76,9 +77,16 @@ def test_a_forked_worker_sees_torch_as_a_fresh_process_does(starter: Starter) ->
     other.wait()
     drawn = [run.told()["differs"] for run in (*runs, other)]
     assert all(len(set(values)) == len(drawn) for values in zip(*drawn, strict=True)), drawn
+    outcome = starter.template._template.outcome(0) if starter.template._template else None
+    assert outcome is not None
+    (tmp_path / "train.py").write_text("def f():\n  import os\n  os.environ['TORCH_COMPILE_DISABLE'] = '1'\nf()")
+    why = "the script sets TORCH_COMPILE_DISABLE, which torch reads when it needs its compiler"
+    assert read(["train.py"]).contradicts(outcome.read, outcome.late) == why
 
 
-def test_a_forked_worker_sees_paths_and_specs_of_each_kind_of_script(starter: Starter, tmp_path: Path) -> None:
+def test_a_forked_worker_sees_paths_and_specs_of_each_kind_of_script(
+    starter: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``sys.path[0]``, ``__file__``, ``__spec__`` and the rest for each way to name a script."""
     package, folder, links = tmp_path / "package", tmp_path / "folder", tmp_path / "links"
     for path in (package, folder, links):
@@ -95,8 +103,12 @@ def test_a_forked_worker_sees_paths_and_specs_of_each_kind_of_script(starter: St
     commands += [["-m", "package.train", "-m"], ["-m", "package"], ["-m", "train"]]
     pairs = [starter.both(*command) for command in commands]
     pairs.append(starter.both(*commands[-3], PROBE_METHODS="spawn forkserver"))
-    for pair in pairs:
-        assert_alike(pair)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # without the script's folder in its path
+    with template(PROBE) as preloader:
+        safe = Starter(tmp_path / "links", preloader)
+        pairs += [safe.both(*command) for command in ([PROBE], ["folder"], ["-m", "none_such"])]
+        for pair in pairs:
+            assert_alike(pair)
 
 
 HOW = re.findall(r'case "(.+)"', Path(program("ends.py")).read_text())
@@ -145,20 +157,6 @@ def test_descriptors_that_a_forked_script_keeps_open_are_not_closed(tmp_path: Pa
     with template(str(script)) as preloader:
         run = Starter(tmp_path, preloader).start(preloader, (str(script),), {})
     assert run.wait() == (0, "500 of 500", "")
-
-
-def test_a_forked_worker_without_the_scripts_folder_in_its_path_sees_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    monkeypatch.setenv("PYTHONPATH", LIGHT)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    shutil.copy(PROBE, tmp_path / "folder" / "__main__.py")
-    with template(PROBE) as preloader:
-        starter = Starter(tmp_path, preloader)
-        for command in ([PROBE], ["folder"], ["-m", "none_such"], ["-m", "json.tool", "--help"]):
-            assert_alike(starter.both(*command))
 
 
 def ignore() -> None:
