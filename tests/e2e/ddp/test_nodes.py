@@ -17,7 +17,7 @@ from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
-from fastckpt._core.storage.local import layout, part_files
+from fastckpt._core.storage.local import part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
@@ -144,15 +144,16 @@ def test_a_checkpoint_of_two_nodes_is_one_directory_that_plain_torch_reads(nodes
 
 
 def test_the_first_rank_alone_searches_storage_and_each_node_reads_one_manifest(nodes):
-    """Calls of the file system grow with the ranks, not with their square."""
+    """Calls of the file system grow with the ranks, not with their square. The first node deletes what is old."""
     nodes.end()
-    nodes.ranks_of_each = 3
-    nodes.start_nodes()
-    for step in (1, 2, 3, 4):
+    nodes.ranks_of_each, retention = 3, KeepLatestStepStrategy(4, str(nodes.directory))
+    nodes.start_nodes(retention)
+    for step in (0, 1, 2, 3, 4):
         nodes.save(step, *range(6))
         nodes.wait(0)
+    until(lambda: on_storage(nodes.directory) == [1, 2, 3, 4], "retention")
     lose_memory(nodes)
-    nodes.start_nodes()
+    nodes.start_nodes(retention)
     calls = FileCalls(nodes.directory)
     assert nodes.resume() == [(4, "storage")] * 6
     calls.stop()
@@ -227,16 +228,6 @@ def test_parts_of_a_dead_job_are_not_joined_with_those_of_the_next(nodes):
     assert len(CheckpointDirectory(nodes.directory).scan().gathered) == 2
 
 
-def test_the_first_node_deletes_old_checkpoints(nodes):
-    nodes.end()
-    nodes.start_nodes(KeepLatestStepStrategy(1, str(nodes.directory)))
-    for step in (1, 2, 3):
-        nodes.save(step, 0, 1)
-        nodes.wait(0, 1)
-    until(lambda: len([*nodes.directory.glob("checkpoint-*")]) == 1, "retention")
-    assert on_storage(nodes.directory) == [3]
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 def test_incomplete_parts_are_reported(nodes, said, is_first):
     if not is_first:
@@ -280,21 +271,6 @@ def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(n
     assert "in memory only" not in said.text and "lacks the parts" not in said.text
 
 
-def test_without_locks_all_parts_are_published_at_load(nodes, said, monkeypatch):
-    """Only the first node may publish there, and it is gone before the second one has written its part."""
-    monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
-    nodes.save_alone(1, 0)
-    nodes.members[0].close()
-    nodes.savers[0].close()
-    nodes.save_alone(1, 1)
-    lose_memory(nodes)
-    assert not any(nodes.directory.glob("checkpoint-*"))
-    nodes.start_nodes()
-    assert nodes.resume() == [(1, "storage")] * 2
-    assert "step 1 of history 1 was on storage in unpublished parts, all complete; it is published now" in said.text
-    assert not is_ahead(nodes)
-
-
 @pytest.fixture
 def running(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     """Ranks that have loaded, as scripts do, and so know by which name they save; nothing is flushed by itself."""
@@ -312,14 +288,13 @@ def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes):
     assert nodes.resume()[0][1] == "storage"
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running, node):
-    """All go back to the one before, which then is persisted, if memory is to be flushed; the other is given up."""
+def test_a_step_that_one_node_lacks_makes_all_nodes_fall_back(running):
+    """All go back to the one before, and the other is given up."""
     running.save_to_memory(1, 0, 1)
-    running.save_to_memory(2, node)
+    running.save_to_memory(2, 0)
     running.restart()
     assert running.resume() == [(1, "memory")] * 2
-    assert {id.step for s in running.slot_of(1, node).parent.glob("slot-*") if (id := slots.read(s).committed)} == {1}
+    assert {id.step for s in running.slot_of(1, 0).parent.glob("slot-*") if (id := slots.read(s).committed)} == {1}
     running.save_to_memory(2, 0, 1)
     running.restart()
     assert running.resume() == [(2, "memory")] * 2
