@@ -1,11 +1,9 @@
 """Without a launcher of ours the first local rank has the saver."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import on_storage, run_script, state
@@ -48,25 +46,6 @@ def test_a_script_without_a_launcher_that_does_not_close_flushes_at_its_end(tmp_
     directory = tmp_path / "checkpoints"
     said = run_script(UNCLOSED + "raise RuntimeError('wrong')", tmp_path, str(directory), expected=1)
     assert on_storage(directory) == [1] and no_arena(), said
-
-
-def test_a_slower_rank_finishes_its_last_save_after_the_first_rank_closed(ranks, directory, monkeypatch):
-    """The first rank saves the last step and closes, while the second is about to."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    first, second = ranks.start_workers(2)
-    for member in (first, second):
-        assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
-    assert first.save_checkpoint(2, state(2), storage_type=DISK)
-    closing = threading.Thread(target=first.close)
-    closing.start()
-    closing.join(0.3)
-    result = second.save_checkpoint(2, state(2), storage_type=DISK)
-    second.close()
-    closing.join(60)
-    assert result.saved
-    assert on_storage(directory)[-1] == 2
-    assert torch.load(directory / "checkpoint-2" / "rank_1.pt", weights_only=True)
 
 
 CLOSES_DESCRIPTORS = """

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.config import Settings
-from fastckpt._core.memory import slots
 from fastckpt._core.saver.peers.memory_peers import MemoryPeers
 from fastckpt._core.saver.peers.peer_round import Peer, PeerRound
 from fastckpt._core.saver.persistence import node_parts
@@ -43,27 +42,13 @@ class Hosts(Nodes):
             saver.meet(PeerRound(peers, node, b"secret"))
         self.start_workers_of_nodes()
 
-    def leave_one(self) -> None:
-        """The second host is lost, and the first one goes on in a round of its own."""
-        for member in self.members:
-            member.close()
-        self.members = []
-        self.savers.pop().close()
-        (saver,) = self.savers
-        saver.breakpoint()
-        saver.meet(PeerRound([Peer("1-0", "memory 0", f"127.0.0.1:{saver.serve_peers()}")], 0, b"secret"))
-        self.start_workers_of_nodes()
-
     def wait_for_common(self, step: int) -> None:
         """Wait until all know that all hold a step, and that what they have alike was compared."""
         all_of = [peers(saver) for saver in self.savers]
         until(lambda: all((c := each._answer.id) and c.step == step and each.alike for each in all_of), f"step {step}")
 
-    def lose(self, node: int, *also: Path, left: Path | None = None) -> None:
-        """A host is lost with its memory, and a fresh one comes in its place; other memory is lost ``also``.
-
-        What was ``left`` is there then.
-        """
+    def lose(self, node: int, *also: Path) -> None:
+        """A host is lost with its memory, and a fresh one comes in its place; other memory is lost ``also``."""
         for member in self.members:
             member.close()
         arena = self.members[node]._writer.link.arena
@@ -71,8 +56,6 @@ class Hosts(Nodes):
         for lost in (arena, *also):
             shutil.rmtree(lost)
         self.savers[node].close()
-        if left is not None:
-            shutil.copytree(left, arena)
         for other in self.savers[:node] + self.savers[node + 1 :]:
             other.breakpoint()
         self.savers[node] = self.make_saver(node)
@@ -119,37 +102,6 @@ def test_a_fresh_host_takes_the_state_from_the_memory_of_the_other(hosts, lost):
     assert hosts.resume() == [(5, "peer" if node == lost else "memory") for node in (0, 1)]
     hosts.restart()
     assert hosts.resume() == [(5, "memory")] * 2  # what was fetched counts as the memory of the fresh host
-
-
-def test_a_host_that_comes_back_with_its_old_memory_takes_the_newer_state(hosts, tmp_path):
-    """Its slots are full, and its worker looks at all of them."""
-    for step in (1, 2, 3):
-        hosts.save_to_memory(step, 0, 1)
-        hosts.wait_for_common(step)
-    shutil.copytree(hosts.members[0]._writer.link.arena, tmp_path / "old")
-    for step in (4, 5, 6, 7):
-        hosts.save_to_memory(step, 0, 1)
-        hosts.wait_for_common(step)
-    hosts.lose(0, left=tmp_path / "old")
-    assert hosts.resume() == [(7, "peer"), (7, "memory")]
-    hosts.restart()
-    assert hosts.resume() == [(7, "memory")] * 2
-
-
-def test_a_host_that_is_left_alone_takes_all_slots_in_turn_and_gives_copies_back(hosts):
-    """What both had stays until there is something newer; after that the other host needs it no more."""
-    for step in (1, 2, 3):
-        hosts.save_to_memory(step, 0, 1)
-        hosts.wait_for_common(step)
-    arena, lost = (member._writer.link.arena for member in hosts.members)
-    hosts.leave_one()
-    assert hosts.resume() == [(3, "memory")]
-    for step in (4, 5, 6):
-        hosts.save_to_memory(step, 0)
-    saves = {save.step for slot in arena.glob("slot-*") if (save := slots.read(slot).committed)}
-    until(lambda: not any((arena / "kept").iterdir()), "copies are given back")
-    shutil.rmtree(lost, ignore_errors=True)
-    assert saves == {4, 5, 6}
 
 
 def test_all_checkpoint_directories_of_a_host_share_the_limit_on_copies(ranks, monkeypatch):
