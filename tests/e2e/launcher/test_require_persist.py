@@ -106,4 +106,4 @@ def test_a_flush_that_hangs_keeps_neither_the_job_nor_its_process(jobs: Jobs) ->
     done = jobs.run(*QUICK, SAVE, launcher=HANGS, code=75)  # nothing is durable
     assert "step 0 of history 1 is in memory only" in done.stderr
     assert time.monotonic() - start < 100
-    jobs.run(*FORK, SAVE, "--saves=0")
+    forget_memory()
