@@ -12,11 +12,9 @@ from fastckpt_run.failures.deaths import DeathWatch, peek
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.workers import drop_if_torn, terminate_gracefully
 from tests.e2e.launcher.conftest import FORK, LIGHT, Jobs, Launch, alive, pids_in, program, until
-from tests.support.json_lines import whole_lines
 
 FAMILY = program("family.py")
-GRACE = 600  # seconds that no test could pass: only SIGKILL at once ends these workers
-EXEC, TEMPLATE = ("--fast-no-preload",), ("--fast-preload=math",)
+EXEC = ("--fast-no-preload",)
 
 
 def pid_of(folder: Path, rank: int) -> int:
@@ -38,27 +36,6 @@ def assert_no_survivors(folder: Path, ranks: int) -> None:
 
 def wait_all_dead(folder: Path) -> None:
     until(lambda: not any(map(alive, pids_in(folder))), f"the death of {pids_in(folder)}")
-
-
-def names(jobs: Jobs) -> list[str]:
-    """What is told of the job, not of how its workers are started, nor what was measured."""
-    told = [event["event"] for event in whole_lines(jobs.folder / "events")]
-    return [name for name in told if not name.startswith(("preload", "metrics"))]
-
-
-def test_a_killed_worker_ends_all_other_workers_and_their_children(jobs: Jobs, tmp_path: Path) -> None:
-    """Neither deaf workers, nor children of the dead or of the others, live to see the restart."""
-    options = ("--max-restarts=1", f"--shutdown-timeout={GRACE}", "--monitor-interval=5")
-    job = start(jobs, *TEMPLATE, *options, f"--fast-events={tmp_path / 'events'}", ranks="deaf deaf")
-    assert len(pids_in(tmp_path)) == 4
-    os.kill(pid_of(tmp_path, 1), signal.SIGKILL)
-    job.ends()
-    assert_no_survivors(tmp_path, 2)
-    begin = ["rendezvous", "workers_started"]
-    death = ["worker_died", "worker_failed", "workers_stopped"]
-    assert names(jobs) == ["job_started", *begin, *death, *begin, "workers_finished", "restarted", "job_ended"]
-    (died,) = jobs.told("worker_died")
-    assert (died["rank"], died["local_rank"], died["exitcode"]) == (1, 1, -9)
 
 
 @pytest.mark.parametrize("path", [EXEC, FORK], ids=["exec", "run-path"])

@@ -107,16 +107,6 @@ def test_workers_in_uninterruptible_sleep_are_76(jobs: SavingJobs) -> None:
     jobs.run(jobs.script(STUCK), code=76, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT="0.5")
 
 
-def test_a_signal_after_which_all_is_stored_is_75(jobs: SavingJobs) -> None:
-    """As Slurm sends it to all of a step: workers may end before the agent reads its own."""
-    job = jobs.save("--max-restarts=3")
-    jobs.until_saves(2)
-    os.kill(jobs.worker(), signal.SIGTERM)
-    job.terminate()
-    job.ends(75)
-    jobs.assert_newest_is_durable()
-
-
 def test_a_signal_ends_the_wait_of_torchs_static_rendezvous(jobs: SavingJobs) -> None:
     """That of --nnodes alone, in which torch waits in C++ without a word, for fifteen minutes."""
     port = free_port()

@@ -16,6 +16,7 @@ from fastckpt_run.preload.preloader import ForkedWorker
 from tests.conftest import _with_mark
 from tests.e2e.launcher.conftest import LIGHT, Jobs, pids_in, program, until
 from tests.e2e.launcher.preloading import Run, Starter, template
+from tests.support.json_lines import whole_lines
 
 
 def children_since(before: Collection[int]) -> list[Child]:
@@ -107,10 +108,16 @@ def test_orphans_of_workers_are_reaped_and_no_other_children(before: set[int]) -
     reap([worker.pid])
 
 
-def test_a_job_whose_templates_are_killed_continues_and_forks_again(jobs: Jobs, tmp_path: Path) -> None:
-    """One before it is ready, one while workers run; the restart after that has forks again."""
-    options = ("--nproc-per-node=2", "--max-restarts=1", "--fast-preload=math", f"--fast-events={tmp_path / 'events'}")
-    job = jobs.start(*options, program("family.py"), "deaf", "deaf", PYTHONPATH=LIGHT)
+def test_a_job_whose_templates_and_worker_are_killed_goes_on_with_forks_and_without_survivors(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """One before it is ready, one while workers run; the restart after that has forks again.
+
+    Neither the deaf worker, nor children of it or of the dead, live to see the restart: only SIGKILL at once ends them.
+    """
+    options = ("--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=600", "--monitor-interval=5")
+    ours = ("--fast-preload=math", f"--fast-events={tmp_path / 'events'}")
+    job = jobs.start(*options, *ours, program("family.py"), "deaf", "deaf", PYTHONPATH=LIGHT)
     (first,) = until(lambda: templates(job.pid), "the first template")
     first.kill()
     until(lambda: len([*tmp_path.glob("ready.*")]) == 2, "executed workers")
@@ -118,10 +125,17 @@ def test_a_job_whose_templates_are_killed_continues_and_forks_again(jobs: Jobs, 
     (second,) = templates(job.pid)
     second.kill()
     until(lambda: len(jobs.told("preload_ready")) == 2, "the third template")
+    assert len(pids_in(tmp_path)) == 4
     os.kill(int((tmp_path / "ready.1").read_text()), signal.SIGKILL)
     job.ends()
     assert len(jobs.told("preload_fallback")) == 2
     assert [(tmp_path / f"survivors.{rank}").read_text() for rank in (0, 1)] == ["", ""]
+    begin, death = ["rendezvous", "workers_started"], ["worker_died", "worker_failed", "workers_stopped"]
+    names = [event["event"] for event in whole_lines(tmp_path / "events")]
+    told = [name for name in names if not name.startswith(("preload", "metrics"))]
+    assert told == ["job_started", *begin, *death, *begin, "workers_finished", "restarted", "job_ended"]
+    (died,) = jobs.told("worker_died")
+    assert (died["rank"], died["local_rank"], died["exitcode"]) == (1, 1, -9)
     wait_all_ended()
 
 
