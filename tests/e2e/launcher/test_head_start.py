@@ -94,12 +94,6 @@ def test_the_template_of_a_launch_is_begun_before_the_launcher_imports_torch(tmp
         assert template in children
 
 
-def test_a_launch_that_is_refused_leaves_no_template(tmp_path: Path) -> None:
-    assert launch(tmp_path, "--fast-unknown", "train.py").returncode
-    templates = {int(pid) for path in tmp_path.glob("children.*") for pid in path.read_text().split()}
-    assert templates and not any(map(alive, templates))
-
-
 def test_no_template_stays_where_workers_are_not_forked(tmp_path: Path) -> None:
     """The guess knows no abbreviations, and no variables of torchrun's."""
     ended = launch(tmp_path, sys.executable, "train.py", PET_NO_PYTHON="1")
