@@ -17,7 +17,7 @@ from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
-from fastckpt._core.storage.local import part_files
+from fastckpt._core.storage.local import layout, part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.stored import digest
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
@@ -269,6 +269,21 @@ def test_the_end_waits_for_no_part_of_a_save_that_other_nodes_have_gone_beyond(n
     nodes.members[0].close()
     nodes.savers[0].close()
     assert "in memory only" not in said.text and "lacks the parts" not in said.text
+
+
+def test_without_locks_all_parts_are_published_at_load(nodes, said, monkeypatch):
+    """Only the first node may publish there, and it is gone before the second one has written its part."""
+    monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
+    nodes.save_alone(1, 0)
+    nodes.members[0].close()
+    nodes.savers[0].close()
+    nodes.save_alone(1, 1)
+    lose_memory(nodes)
+    assert not any(nodes.directory.glob("checkpoint-*"))
+    nodes.start_nodes()
+    assert nodes.resume() == [(1, "storage")] * 2
+    assert "step 1 of history 1 was on storage in unpublished parts, all complete; it is published now" in said.text
+    assert not is_ahead(nodes)
 
 
 @pytest.fixture

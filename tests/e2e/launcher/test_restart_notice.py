@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt._core import metrics
 from fastckpt_run.failures import restart_notice
 from fastckpt_run.failures.cause import Cause, cause_of
-from fastckpt_run.failures.restart_notice import RestartNotice
+from fastckpt_run.failures.restart_notice import ELSEWHERE, RestartNotice
 
 PAGE = " (FC-030, docs/errors.md#fc-030)"
 KILLED = {1: (-9, Cause())}
@@ -39,9 +39,9 @@ class Told:
         for rank in joined:
             metrics.event("worker_joined", directory="dir", local_rank=rank)
 
-    def fail(self, left: int, *joined: int) -> None:
+    def fail(self, left: int, *joined: int, first: str = "") -> None:
         metrics.event("worker_died", local_rank=1, rank=1, exitcode=-9)
-        self.notice.failed(KILLED, left, nodes=1, first="")
+        self.notice.failed(KILLED, left, nodes=2 if first else 1, first=first)
         ranks = [{"local_rank": each, "beat": time.monotonic(), **REACHED} for each in range(2)]
         metrics.event("progress", directory="dir", ranks=ranks, saves=1)
         metrics.event("workers_stopped", pids=[1, 2])
@@ -74,6 +74,17 @@ def test_workers_that_load_nothing_have_a_restart_line(
     told.notice.look(2)
     told.notice.end()
     assert told.lines == [f"{DIED}restarted after T, 2 of 3 restarts left{PAGE}"]
+
+
+def test_a_fresh_start_and_the_death_after_another_nodes_failure_are_in_the_restart_line(told: Told) -> None:
+    told.start(0)
+    told.fail(3, 0, 1, first=ELSEWHERE)
+    for rank in (0, 1):
+        metrics.event("started_fresh", directory="dir", local_rank=rank)
+        told.notice.look(2)
+        assert len(told.lines) == rank, "once all have loaded"
+    how = "started fresh, as there was nothing to resume, after T, "
+    assert re.match(rf"{ELSEWHERE}; then rank 1 died on [^ ]+: SIGKILL; {how}", told.lines[0])
 
 
 def test_each_restart_and_the_final_failure_have_a_line(told: Told) -> None:
