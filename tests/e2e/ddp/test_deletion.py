@@ -63,7 +63,6 @@ def test_a_script_that_saves_without_loading_or_loads_from_elsewhere_deletes_no_
     save(one, 1000, 1001, 1002)
     becomes(directory, 1001, 1002)
     ranks.end()
-    elsewhere = shutil.copytree(directory, tmp_path / "elsewhere")
     assert "without loading" not in said.text
     (one,) = ranks.start(deletion_strategy=strategy)
     save(one, 1, 2, 3, 4)
@@ -76,8 +75,9 @@ def test_a_script_that_saves_without_loading_or_loads_from_elsewhere_deletes_no_
     becomes(directory, 3, 4, 1003, 1004)
     assert said.text.count("without loading") == 1
     ranks.end()
+    elsewhere = shutil.copytree(directory, tmp_path / "elsewhere")
     (one,) = ranks.start(deletion_strategy=strategy)
-    one.load_checkpoint(elsewhere / "checkpoint-1002")
+    one.load_checkpoint(elsewhere / "checkpoint-1004")
     save(one, 1005, 1006, 1007)
     becomes(directory, 3, 4, 1003, 1004, 1006, 1007)
 
