@@ -1,7 +1,6 @@
 """Jobs of a tiny training that commands of `fastckpt` kill in: launchers are forked, and their workers as well."""
 
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -18,14 +17,6 @@ from tests.faults.jobs import launcher_for
 from tests.support import launchers
 
 TRAIN = str(Path(__file__).with_name("train.py"))
-
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """SIGINT ends what these tests start, also where a shell runs them in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def start_forked(arguments: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
@@ -58,13 +49,15 @@ class ChaosJob:
         self._folder, self._output = folder, folder / "output"
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *script: str, restarts: int = 9, ranks: int = 2) -> subprocess.Popen[bytes]:
+    def start(self, restarts: int = 9, ranks: int = 2) -> None:
         options = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--fast-max-stalls=0"]
         environment = os.environ | {"TMPDIR": str(self._folder)}
-        own = [TRAIN, "--out", str(self.directory), "--steps", "100000", "--pause", "0.01", *script]
+        own = [TRAIN, "--out", str(self.directory), "--steps", "100000", "--pause", "0.01"]
         with self._output.open("ab") as output:
             self._processes.append(start_forked([*options, *own], environment, output.fileno()))
-        return self._processes[-1]
+
+    def wait(self) -> int:
+        return self._processes[-1].wait(120)
 
     def text(self) -> str:
         return self._output.read_text(errors="replace")
@@ -72,7 +65,7 @@ class ChaosJob:
     def stop(self) -> None:
         for process in self._processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+                process.terminate()
                 process.wait(120)
 
 

@@ -1,10 +1,14 @@
 """`fastckpt prove` (docs/operate/chaos.md): a script that resumes bit for bit, and ones in which a resume fails to."""
 
+import copy
 import json
 import os
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +18,10 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.cli.output import Screen
 from fastckpt_run.proof.launch_command import read_command
 from fastckpt_run.proof.likely_causes import BACKGROUND, OPTIMIZER, RESUME
-from fastckpt_run.proof.proof import Proof, ProofPlan
+from fastckpt_run.proof.proof import AGAIN, KILLED, PLAIN, Proof, ProofPlan
+from fastckpt_run.proof.proof import prove as judge
+from fastckpt_run.proof.run_history import WorkerStart
+from fastckpt_run.proof.script_run import ScriptRun
 from fastckpt_run.views import proof_text
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_output import KEYS
@@ -54,6 +61,40 @@ def test_a_script_that_resumes_all_gives_the_same_after_kills_in_each_phase(tmp_
     assert "numpy" in " ".join(proof.notes), "generators that the script does not seed are named"
     text = said(proof, capsys)
     assert "PROVEN: with 3 kills" in text and "amid a persist" in text
+    assert_other_runs_are_judged(proof, capsys)
+
+
+def assert_other_runs_are_judged(proof: Proof, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what the same runs would have recorded of a script that varies by itself, or one that begins afresh."""
+
+    def changed(run: ScriptRun, change: Callable[[WorkerStart], object]) -> ScriptRun:
+        history = copy.deepcopy(run.history)
+        for start in (each for starts in history.starts.values() for each in starts):
+            change(start)
+        return replace(run, history=history)
+
+    def judged(plain: ScriptRun, killed: ScriptRun, again: ScriptRun) -> Proof:
+        runs = {PLAIN: plain, KILLED: killed, AGAIN: again}
+        runner: Any = SimpleNamespace(run=lambda name, _=(): runs[name])
+        return judge(runner, ProofPlan(twice=True), os.environ["FASTCKPT_SHM_DIR"], None, print)
+
+    def vary(start: WorkerStart) -> None:
+        start.values = dict.fromkeys(start.values, (0.5).hex())
+
+    def begin_again(start: WorkerStart) -> None:
+        start.loaded, start.values = None, {}
+
+    varies = judged(proof.plain, changed(proof.killed, vary), changed(proof.plain, vary))
+    assert not varies.proven and varies.causes[0].name == BACKGROUND
+    assert varies.again is not None and not varies.again.equal
+    assert "two runs without kills differ, too" in said(varies, capsys)
+    plain = changed(proof.plain, begin_again)
+    fresh = judged(plain, changed(proof.killed, begin_again), plain)
+    assert fresh.found.equal and not fresh.proven and [cause.name for cause in fresh.causes] == [RESUME]
+    assert fresh.found.values == 0 and fresh.found.steps == [6, 12, 18, 24]
+    text = said(fresh, capsys)
+    assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 0 resumed nothing" in text
+    assert "checkpoints alone were compared" in text, "it logs no values"
 
 
 def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, capsys):
@@ -71,22 +112,6 @@ def test_what_a_resume_lacks_is_named_with_the_first_difference(tmp_path: Path, 
     assert set(document) == set(KEYS["prove"]) and document["first_value"]["resumed"] == resumed
     assert all(type(document[key]) is kind for key, kind in KEYS["prove"].items() if key != "folder")
     json.dumps(document, allow_nan=False)
-
-
-def test_a_script_that_varies_by_itself_is_told_from_one_that_does_not_resume(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=random", kills=1, twice=True)
-    assert not proof.proven and proof.causes[0].name == BACKGROUND
-    assert proof.again is not None and not proof.again.equal
-    assert "two runs without kills differ, too" in said(proof, capsys)
-
-
-def test_a_script_that_begins_afresh_is_not_proven_though_all_is_the_same(tmp_path: Path, capsys):
-    proof = prove(tmp_path, "--fault=fresh", "--quiet", "--disk=4", kills=1)
-    assert proof.found.equal and not proof.proven and [cause.name for cause in proof.causes] == [RESUME]
-    assert proof.found.values == 0 and proof.found.steps == [4, 8, 12, 16, 20, 24]
-    text = said(proof, capsys)
-    assert "call load_checkpoint()" in text and "NOT RESUMED" in text and "rank 0 resumed nothing" in text
-    assert "checkpoints alone were compared" in text, "it logs no values"
 
 
 def test_a_script_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path):
