@@ -4,6 +4,8 @@ Of two ranks each is a stage. Four are two groups of two, each with a model unde
 """
 
 import json
+import os
+import signal
 import sys
 import warnings
 from dataclasses import dataclass
@@ -16,11 +18,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from fastckpt import Checkpointer
 from fastckpt.dcp import shard_plans
 from fastckpt.errors import ConfigError
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
+from tests.faults.diary import digest
+from tests.faults.programs.fsdp import full_state
 
 warnings.filterwarnings("ignore")
 GROUPS: list[dist.ProcessGroup] = []
@@ -154,6 +159,37 @@ def with_metrics_of_one_rank(folder: Path) -> str:
     return f"asked {[*results]}, saved {[step for step, result in results.items() if result.saved]}"
 
 
+def in_a_pipeline(folder: Path) -> tuple[int, str, str, str]:
+    """Two steps of two stages, each with two chunks under FSDP2; the step and its tier, and the state before and after.
+
+    Both stages have the same names and shapes, but other groups of parameters, and so schedulers of other states.
+    """
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("stages", "data"))
+    stage, group = mesh.get_local_rank("stages"), mesh["stages"].get_group()
+    torch.manual_seed(7 + stage)
+    chunks = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(2)]
+    model = nn.ModuleList(fully_shard(chunk, mesh=mesh["data"]) for chunk in chunks)
+    groups = [[p for p in model.parameters() if (p.dim() > 1) == (many or not stage)] for many in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": each} for each in groups] if stage else model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], 0.5)
+    stages = [PipelineStage(each, stage + 2 * i, 4, torch.device("cpu"), group=group) for i, each in enumerate(model)]
+    schedule = ScheduleInterleaved1F1B(stages, 2, nn.functional.mse_loss)
+
+    def state() -> str:
+        return digest([full_state(model, optimizer), scheduler.state_dict()])
+
+    parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "stage": stage}
+    with Checkpointer(folder, every=1, overlap=False, **parts) as checkpointer:
+        first, begun = checkpointer.resume(), state()
+        for step in (first + 1, first + 2):
+            schedule.step(*[torch.ones(8, 8)] * (not stage), target=torch.ones(8, 8) if stage else None, losses=[])
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            assert checkpointer.step(step)
+        return first, checkpointer._checkpointer.loaded_from, begun, state()
+
+
 def main() -> None:
     """Write what became of each case in each way to ``said.<rank>``."""
     dist.init_process_group("gloo")
@@ -167,8 +203,12 @@ def main() -> None:
             said.append([number, way, outcome(out / f"{number}-{way}", case, way, rank * 2 // world)])
             dist.barrier()
     metrics = with_metrics_of_one_rank(out / "metrics") if world == 2 else ""
-    (out / f"said.{rank}").write_text(json.dumps([said, metrics]))
+    pipeline = in_a_pipeline(out.with_name("pipeline"))
+    (out / f"said.{rank}").write_text(json.dumps([said, metrics, pipeline]))
     dist.barrier()
+    if world == 4:
+        os.kill(os.getppid(), signal.SIGKILL)  # memory is left
+        signal.pause()
     dist.destroy_process_group()
 
 
