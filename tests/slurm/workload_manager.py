@@ -154,11 +154,6 @@ class Slurm:
         text = self("scontrol", "show", "job", "--oneliner", name, check=False)
         return dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
 
-    def node(self, number: int) -> dict[str, str]:
-        """What Slurm says of a node."""
-        text = self("scontrol", "show", "node", "--oneliner", name_of(number))
-        return dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
-
     def state(self, name: str) -> str:
         return self.job(name).get("JobState", "")
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.frameworks, pytest.mark.usefixtures("process_group")]
 
 BF16: dict[str, Any] = {"bf16": {"enabled": True}}
 TRACKER = "latest_checkpointed_iteration.txt"
-BAD_TAGS = ("a ", "\ta", "a\nb", "a\0b", 201 * "x", "a/b", "../b", "latest", "checkpoint-7", TRACKER)
+BAD_TAGS = ("a ", ".hidden", "\ta", "a\nb", "a\0b", 201 * "x", "a/b", "../b", "latest", "checkpoint-7", TRACKER)
 """DeepSpeed reads `latest` without blanks at its ends; files cannot be called so; or a file of ours is."""
 BAD_NAMES = ("../other", "/etc", "..", " ", "a\nb", "\x1b[2J", "x" * 5000)
 

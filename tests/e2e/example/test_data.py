@@ -17,18 +17,6 @@ def ranks(world_size: int, batch_size: int = 3) -> list[ShuffledBatches]:
     return [ShuffledBatches(TOKENS, BLOCK, batch_size, rank, world_size, seed=7) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("done", [0, 5, 6, 13])
-def test_a_resume_continues_with_the_next_batch(done):
-    whole, interrupted = ranks(2)[1], ranks(2)[1]
-    for _ in range(done):
-        whole.take()
-        interrupted.take()
-    resumed = ranks(2)[1]
-    resumed.load_state_dict(interrupted.state_dict())
-    for _ in range(14):
-        assert all(torch.equal(x, y) for x, y in zip(resumed.take(), whole.take(), strict=True))
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_resume_with_other_ranks_takes_what_is_left_of_the_epoch(world_size):
     before = ranks(2)
@@ -41,12 +29,3 @@ def test_a_resume_with_other_ranks_takes_what_is_left_of_the_epoch(world_size):
     assert len(taken) == len(set(taken)) > 37 - 3 * world_size
     rest = [block for rank in after for block in blocks_of(rank.take())]
     assert rest != taken[: len(rest)], "each epoch has an order of its own"
-
-
-def test_peeking_at_a_batch_consumes_nothing_nor_does_it_draw_from_the_generator_of_training():
-    before, batches = torch.get_rng_state(), ranks(1)[0]
-    for _ in range(20):
-        state, peeked = batches.state_dict(), batches.peek()
-        assert batches.state_dict() == state
-        assert torch.equal(peeked[0], batches.take()[0])
-    assert torch.equal(torch.get_rng_state(), before)
