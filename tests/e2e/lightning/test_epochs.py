@@ -1,35 +1,87 @@
-"""Resumes at an epoch's end and after a kill within a validation: Lightning continues as if uninterrupted."""
+"""Resumes at an epoch's end and after an interruption within a validation: Lightning continues as if uninterrupted."""
 
-import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from fastckpt.data import ResumableDataLoader
 from fastckpt.lightning import NEWEST
 from tests.e2e.lightning.training import Module, samples, trainer_of
-from tests.faults.jobs import run_forked
+from tests.faults.diary import digest
 
 pytestmark = pytest.mark.frameworks
 
-PROGRAM = Path(__file__).with_name("epochs.py")
+
+class Interrupted(Exception):
+    """What befalls a training."""
 
 
-def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path, forked_launchers):
+class Interrupting(Callback):
+    """Ends the training in a validation within an epoch, and as the second epoch begins, each once if they are left."""
+
+    def __init__(self, left: set[str]) -> None:
+        self._left = left
+
+    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self._at("validation", is_here=trainer.global_step == 3)
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        self._at("epoch", is_here=trainer.current_epoch == 1)
+
+    def _at(self, place: str, *, is_here: bool) -> None:
+        if is_here and place in self._left:
+            self._left.remove(place)
+            raise Interrupted(place)
+
+
+class Noting(Callback):
+    def __init__(self) -> None:
+        self.notes: list[dict[str, Any]] = []
+
+    def note(self, **fields: Any) -> None:
+        self.notes.append(fields)
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        self.note(epoch=trainer.current_epoch, at=trainer.global_step)
+
+    def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.note(epoch_ended=trainer.current_epoch, at=trainer.global_step)
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        self.note(validated=trainer.global_step, loss=float(trainer.callback_metrics["val"]).hex())
+
+
+def noted(folder: Path, *places: str) -> list[dict[str, Any]]:
+    """All that happens in a training with early stopping, which is begun again after each interruption."""
+    noting, left = Noting(), set(places)
+    while True:
+        stop = EarlyStopping("val", patience=3, min_delta=1.0)
+        best = ModelCheckpoint(str(folder), "{step}-{val:.4f}", monitor="val", save_top_k=2, save_last=True)
+        others = (ModelCheckpoint(str(folder), save_on_train_epoch_end=True), Interrupting(left), stop, noting)
+        trainer = trainer_of(folder, -1, best, *others, max_epochs=3, val_check_interval=3)
+        module, loader = Module("unseeded", noting.note), ResumableDataLoader(samples(32), 4, shuffle=True)
+        validation = DataLoader(samples(16), 4, generator=torch.Generator())
+        try:
+            trainer.fit(module, loader, validation, ckpt_path=NEWEST)
+        except Interrupted:
+            continue
+        kept = {Path(path).name: float(score).hex() for path, score in best.best_k_models.items()}
+        weights = digest(module.state_dict())
+        noting.note(end=trainer.global_step, weights=weights, waits=stop.wait_count, kept=kept)
+        assert not left
+        return noting.notes
+
+
+def test_interruptions_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path):
     """Early stopping, the best models, the order of each epoch and the losses are those of the undisturbed training."""
-    shape = ("--nproc_per_node=2", "--max-restarts=3")
-    text = run_forked(tmp_path, *shape, PROGRAM, tmp_path, preload="lightning.pytorch")
-    assert "weights_only" not in text.replace("weights_only=weights_only", "")  # but in lines of tracebacks
-    assert (tmp_path / "validation").exists() and (tmp_path / "epoch").exists() and text.count("restarts left") == 2
-    killed, undisturbed = (
-        [json.loads(line) for line in (tmp_path / name / "log").read_text().splitlines()]
-        for name in ("killed", "undisturbed")
-    )
-    assert [line for i, line in enumerate(killed) if line not in killed[:i]] == undisturbed
+    interrupted, undisturbed = noted(tmp_path / "one", "validation", "epoch"), noted(tmp_path / "other")
+    assert [line for i, line in enumerate(interrupted) if line not in interrupted[:i]] == undisturbed
     assert [line["validated"] for line in undisturbed if "validated" in line] == [3, 6, 11, 14]
 
 

@@ -1,4 +1,4 @@
-"""Lightning in the process from which workers are forked: each reads its own rank (epochs.py looks at it in a job)."""
+"""Lightning in the process from which workers are forked: each reads its own rank."""
 
 import sys
 
