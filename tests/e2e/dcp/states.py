@@ -9,12 +9,12 @@ import torch
 
 def same(got: Any, want: Any) -> bool:
     if isinstance(want, torch.Tensor):
-        return got.dtype == want.dtype and torch.equal(got, want)
+        return type(got) is type(want) and bool(got.dtype == want.dtype) and torch.equal(got, want)
     if isinstance(want, dict):
         return got.keys() == want.keys() and all(same(got[key], want[key]) for key in want)
-    if isinstance(want, list):
+    if isinstance(want, list | tuple):
         return len(got) == len(want) and all(map(same, got, want))
-    return bool(got == want)
+    return bool(got == want) or (hasattr(want, "__dict__") and vars(got) == vars(want))
 
 
 def zeros(node: Any) -> Any:

@@ -93,22 +93,6 @@ def test_the_shards_of_one_of_two_nodes_are_no_reason_to_start_afresh(
     assert reader.find() == 1
 
 
-def test_every_dcp_save_to_disk_becomes_durable_and_is_there_for_the_next_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("FASTCKPT_SLOTS", "2")
-    with SharedMemoryWriter(tmp_path) as writer:
-        for step in range(6):
-            save(writer, step)
-            assert writer.result, "a save waits for its slot"
-        assert writer.wait() == 5
-    assert [stored.id.step for stored in CheckpointDirectory(tmp_path).checkpoints()] == [5, 4, 3, 2, 1, 0]
-    with SharedMemoryWriter(tmp_path) as writer:
-        reader = SharedMemoryReader(writer)
-        assert same(load(reader), state(5))
-        assert (reader.loaded_step, reader.loaded_from) == (5, "storage")
-
-
 def test_a_dcp_step_is_loaded_by_any_of_its_names(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     writer.storage_type, run = StorageType.MEMORY, writer._writer.directory
     for step in (1, 2, 3):

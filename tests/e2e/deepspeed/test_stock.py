@@ -4,28 +4,18 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from fastckpt._core.format.skeleton import PAGE, SLACK
 from fastckpt.deepspeed.topology import NAME
+from tests.e2e.dcp.states import same
 from tests.e2e.deepspeed.conftest import OPTIONS, tool
 
 pytestmark = pytest.mark.frameworks
 
 OURS = {NAME, "manifest.json", "rank_0.pt", "rank_1.pt"}
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other or vars(one) == vars(other)
 
 
 def assert_same_files(ours: Path, theirs: Path) -> None:

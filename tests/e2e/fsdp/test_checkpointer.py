@@ -11,6 +11,7 @@ from torch import nn
 
 from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint, NotLoadable, StepError
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
+from tests.e2e.dcp.states import same
 from tests.e2e.ddp.conftest import said as said
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -39,10 +40,6 @@ class Training:
     def state(self) -> list[torch.Tensor]:
         moments = [value for state in self.optimizer.state.values() for value in state.values()]
         return [each.clone() for each in (*self.model.state_dict().values(), *moments)]
-
-
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def save(checkpointer: Any, training: Training, step: int, **options: Any) -> Any:
