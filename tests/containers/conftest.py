@@ -1,18 +1,16 @@
 """Pods that end with their test, and jobs in their containers."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.containers.containers import Container, ContainerError, Pod, python
+from tests.containers.containers import Container, Pod, python
 from tests.faults.conftest import uninterrupted  # noqa: F401 (a fixture)
 from tests.faults.jobs import HERE, Job
-from tests.nodes.conftest import new_cluster  # noqa: F401 (a fixture)
-
-NewPod = Callable[..., Pod]
+from tests.nodes.conftest import NewCluster, new_cluster  # noqa: F401 (a fixture)
 
 
 class ContainerJob(Job):
@@ -29,15 +27,13 @@ class ContainerJob(Job):
         return self.launch(command, **options)
 
     def launch(self, command: Sequence[str], **options: Any) -> Container:
-        """Start a container with this command."""
         environment = os.environ | self._environment() | {"FASTCKPT_SHM_DIR": "/dev/shm"}
         container = self.pod.start(*command, output=self.output, environment=environment, **options)
         self.process = container.process
         return container
 
     def held(self) -> list[str]:
-        """What the memory of the pod has in it."""
-        return self.pod.run("ls", "-A", str(self.pod.shm)).split()
+        return self.pod.host.run("ls", "-A", "/dev/shm").split()
 
     def tiers(self) -> list[tuple[int, str]]:
         """Step and tier of each resume of rank 0."""
@@ -45,24 +41,7 @@ class ContainerJob(Job):
 
 
 @pytest.fixture
-def new_pod(tmp_path: Path) -> Iterator[NewPod]:
-    """Makes pods; skips the test where this machine permits none."""
-    made: list[Pod] = []
-
-    def make(**options: str) -> Pod:
-        try:
-            made.append(Pod(tmp_path / f"pod-{len(made)}", **options))
-        except (ContainerError, FileNotFoundError) as error:
-            pytest.skip(f"no pods of namespaces are permitted here: {error}")
-        return made[-1]
-
-    yield make
-    for pod in made:
-        pod.close()
-
-
-@pytest.fixture
-def job(tmp_path: Path, new_pod: NewPod) -> ContainerJob:
+def job(tmp_path: Path, new_cluster: NewCluster) -> ContainerJob:  # noqa: F811
     job = ContainerJob(tmp_path / "job")
-    job.pod = new_pod()
+    job.pod = Pod(new_cluster(0))
     return job

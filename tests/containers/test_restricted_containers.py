@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers.conftest import ContainerJob, NewPod
-from tests.containers.containers import TEMPORARY, python
+from tests.containers.conftest import ContainerJob
+from tests.containers.containers import TEMPORARY, Pod, python
 from tests.faults.faults import hang, to_text
 from tests.faults.jobs import assert_as_if_nothing_had_happened
+from tests.nodes.conftest import NewCluster
 
 pytestmark = pytest.mark.campaign
 USER = 1000
@@ -23,15 +24,19 @@ AS_KUBELET_MAKES_IT = f"size=512m,mode=2777,gid={USER}"
 
 
 @pytest.fixture
-def users_job(new_pod: NewPod) -> Iterator[ContainerJob]:
-    """A job in a place that is another user's."""
+def users_folder() -> Iterator[Path]:
+    """A place that is another user's."""
     folder = Path(os.environ["TMPDIR"]) / "job"
-    job = ContainerJob(folder)
-    job.pod = new_pod(memory=AS_KUBELET_MAKES_IT)
-    os.chown(folder, USER, USER)
-    yield job
-    job.pod.close()
+    yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def users_job(users_folder: Path, new_cluster: NewCluster) -> ContainerJob:
+    job = ContainerJob(users_folder)
+    job.pod = Pod(new_cluster(0), memory=AS_KUBELET_MAKES_IT)
+    os.chown(users_folder, USER, USER)
+    return job
 
 
 def test_a_user_without_rights_on_a_read_only_root_resumes_from_memory_and_is_told_where_a_rank_hangs(
