@@ -24,7 +24,6 @@ def offload_to(scene: Scene) -> ActivationOffload:
 
 
 def loss_of(around: Any) -> torch.Tensor:
-    """A loss whose graph holds tensors that are offloaded."""
     weight = torch.ones(1 << 19, requires_grad=True)
     with around:
         return weight.exp().tanh().exp().sum()

@@ -34,7 +34,6 @@ class Scene:
     printed: list[str] = field(default_factory=list)
 
     def has(self, **variables: object) -> None:
-        """Set variables of the environment."""
         for name, value in variables.items():
             self.environment.setenv(name, str(value))
 
@@ -81,8 +80,6 @@ def mistakes(make: Callable[[Scene, Any], object], **rows: Row) -> None:
 
 
 class Noise(Dataset[Any]):
-    """Rows of noise with a label."""
-
     def __len__(self) -> int:
         return 64
 

@@ -12,7 +12,7 @@ import pytest
 
 from fastckpt._core.in_process_saver import stop_own_saver
 from tests.e2e.ddp.conftest import said as said
-from tests.e2e.mistakes import ddp, directories, launching, loop, offloading  # noqa: F401 (they fill the table)
+from tests.e2e.mistakes import ddp, directories, loop, offloading  # noqa: F401 (they fill the table)
 from tests.e2e.mistakes.table import MISTAKES, WARNING, WORKS, Scene
 from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
