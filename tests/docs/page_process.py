@@ -1,6 +1,6 @@
-"""The process that runs the blocks of one page: ``python -m tests.docs.page_process PAGE FOLDER``.
+"""The process that runs the blocks of pages: ``python -m tests.docs.page_process FOLDER PAGE...``.
 
-Blocks share that directory and the names of the preamble below; they run in their order.
+Blocks of a page share a directory and the names of the preamble below; they run in their order.
 """
 
 import os
@@ -35,7 +35,6 @@ def preamble() -> dict[str, Any]:
     dataset = torch.randn(48, 8)
 
     def train(batch: Any) -> torch.Tensor:
-        """A step, of a batch or by its number."""
         inputs = batch if isinstance(batch, torch.Tensor) else torch.full((4, 8), float(batch))
         loss = model(inputs).square().mean()
         loss.backward()
@@ -105,7 +104,6 @@ def save_some() -> None:
 
 
 def main(page: str) -> None:
-    """Run the blocks of a page that are not marked otherwise."""
     names = preamble()
     if GIVEN in (ROOT / page).read_text():
         save_some()
@@ -122,5 +120,8 @@ def main(page: str) -> None:
 
 
 if __name__ == "__main__":
-    os.chdir(sys.argv[2])
-    main(sys.argv[1])
+    for number, each in enumerate(sys.argv[2:]):
+        place = Path(sys.argv[1], str(number))
+        place.mkdir(parents=True)
+        os.chdir(place)
+        main(each)

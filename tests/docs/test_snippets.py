@@ -1,7 +1,8 @@
 """Each block of the documentation is run, or says which test runs it, or why none does.
 
 Blocks of a page run in their order, in one directory and one process (`page_process`), which is forked from one that
-has imported torch; commands are executed by bash, with those of this checkout on PATH. Above a block may stand
+has imported torch; that of pages without commands is the same. Commands are executed by bash, with those of this
+checkout on PATH. Above a block may stand
 ``<!-- runs in: tests/... -->`` or ``<!-- not run: reason -->``.
 """
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import KINDS, ROOT, blocks_of, kinds_of
+from tests.docs.blocks import KINDS, ROOT, SHELL, blocks_of, kinds_of
 from tests.support import launchers
 
 COMMANDS = {
@@ -56,10 +57,11 @@ MANY_JOBS = {
     "docs/guides/other_gpu_count.md",
 }
 """Pages whose commands launch so many jobs that they are a campaign."""
+KINDS_RUN = {page: {each.kind for each in blocks_of(page) if not (each.runs_in or each.not_run)} for page in PAGES}
+WITH_COMMANDS = [page for page, kinds in KINDS_RUN.items() if kinds & {*SHELL}]
 RUN = [
-    pytest.param(page, marks=[pytest.mark.campaign] if page in MANY_JOBS else [])
-    for page in PAGES
-    if any(not (block.runs_in or block.not_run) for block in blocks_of(page))
+    [page for page, kinds in KINDS_RUN.items() if kinds and page not in WITH_COMMANDS],
+    *([p] for p in WITH_COMMANDS),
 ]
 
 
@@ -76,22 +78,21 @@ def bin_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def run(page: str, folder: Path, bin_folder: Path) -> tuple[int, str]:
-    """The exit code of a page, and all that it printed."""
-    here = folder / "page"
-    here.mkdir()
+def run(pages: list[str], folder: Path, bin_folder: Path) -> tuple[int, str]:
     environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "FASTCKPT_PRELOAD": "auto"}
     environment["PET_LOG_DIR"] = str(folder / "logs")  # else a temporary directory that nobody removes
     log = folder / "log"
     with log.open("wb") as output:
-        arguments = ["-m", "tests.docs.page_process", page, str(here)]
+        arguments = ["-m", "tests.docs.page_process", str(folder / "pages"), *pages]
         process = launchers.start(arguments, environment, output.fileno())
     return process.wait(280), log.read_text(errors="replace")
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, bin_folder: Path, forked_launchers: None):
-    code, printed = run(page, tmp_path, bin_folder)
+@pytest.mark.parametrize(
+    "pages", [pytest.param(each, marks=[pytest.mark.campaign] * (each[0] in MANY_JOBS), id=each[0]) for each in RUN]
+)
+def test_the_blocks_of_a_page_run(pages: list[str], tmp_path: Path, bin_folder: Path, forked_launchers: None):
+    code, printed = run(pages, tmp_path, bin_folder)
     assert code == 0, printed[-8000:]
 
 
