@@ -96,7 +96,6 @@ def flock(folder: Path) -> str:
 
 
 def fsync(folder: Path) -> str:
-    """Of a file and of a directory."""
     descriptor = os.open(folder / "synced", os.O_WRONLY | os.O_CREAT)
     try:
         os.write(descriptor, b"x")

@@ -28,7 +28,6 @@ def record(name: str, **found: str | int) -> None:
 
 
 def results() -> list[dict[str, str]]:
-    """What was recorded, by name."""
     found = (json.loads(path.read_text()) for path in RESULTS.glob("*.json"))
     return sorted(found, key=lambda result: result["name"].lower())
 
