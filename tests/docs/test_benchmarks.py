@@ -40,6 +40,7 @@ def test_the_page_shows_neither_quick_runs_nor_those_of_earlier_code():
     assert kept and not any(run.is_quick or run.label.startswith("before") for run in kept)
 
 
+@pytest.mark.campaign
 def test_the_worker_of_the_benchmark_of_an_accelerator_runs_on_the_cpu(tmp_path: Path):
     turn = Turn(0.002, is_quick=True, folder=tmp_path, shm=Path(os.environ["FASTCKPT_SHM_DIR"]))
     records = turn.job(device_save.save_beside_steps, "cpu", True, False)

@@ -12,7 +12,6 @@ INDEX = ROOT / "docs/index.md"
 
 
 def linked_from(page: Path) -> set[Path]:
-    """The pages of the repository that a page links to."""
     links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
     return {(page.parent / link).resolve() for link in links if link.endswith(".md")}
 

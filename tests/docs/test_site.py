@@ -15,7 +15,6 @@ LOADED = re.compile(r'(?:<link(?![^>]*canonical)[^>]*\bhref|\bsrc)="?([^"\s>]+)'
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The pages of the site."""
     target = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

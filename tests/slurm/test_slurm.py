@@ -41,7 +41,6 @@ class Job:
         return [line for log in self.logs.glob("log.*") for line in whole_lines(log) if line["what"] == what]
 
     def until_step(self, step: int) -> None:
-        """Wait until it has done a step."""
         self.slurm.until(
             lambda: any(line["step"] >= step for line in self.lines("step")), f"step {step} of {self.name}"
         )
@@ -74,7 +73,6 @@ class Job:
 
 
 def submit(slurm: Slurm, script: Path, *options: str) -> Job:
-    """A job of two workers."""
     workers = "2" if script is ONE else "1"
     return Job(slurm, slurm.submit(*options, str(script), str(TRAIN), *WAY, SLURM_GPUS_ON_NODE=workers))
 

@@ -110,7 +110,6 @@ class Slurm:
         self.until(lambda: self("sinfo", "-hN", "-p", "main", "-o", "%T").split() == ["idle"] * count, "idle nodes")
 
     def start_node(self, number: int) -> None:
-        """Start slurmd on a host."""
         self._start(self.cluster.hosts[number], "slurmd", "-D", "-N", name_of(number))
 
     def kill_node(self, number: int) -> None:
@@ -137,7 +136,6 @@ class Slurm:
         return os.environ | own | {"OMP_NUM_THREADS": "1", "FASTCKPT_SHM_DIR": "/dev/shm", "FASTCKPT_PRELOAD": "auto"}
 
     def __call__(self, *command: str, check: bool = True, **environment: str) -> str:
-        """The output of a command of Slurm, on the controller's host."""
         done = subprocess.run(
             self.cluster.hosts[_CONTROLLER]._command(*command), capture_output=True, text=True, check=False,
             env=self._environment() | environment, cwd=self.work, timeout=60,
@@ -146,11 +144,9 @@ class Slurm:
         return done.stdout
 
     def submit(self, *arguments: str, **environment: str) -> str:
-        """Submit a batch script; the id of the job."""
         return re.findall(r"\d+", self("sbatch", "--chdir", str(self.work), *arguments, **environment))[-1]
 
     def job(self, name: str) -> dict[str, str]:
-        """What Slurm says of a job, or of a task of an array."""
         text = self("scontrol", "show", "job", "--oneliner", name, check=False)
         return dict(pair.split("=", 1) for pair in text.split() if "=" in pair)
 
@@ -169,7 +165,6 @@ class Slurm:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """End all daemons, with their hosts."""
         self.cluster.close()
         for process in self._daemons:
             process.kill()

@@ -39,13 +39,11 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """What an expression in the page is."""
         answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def until(self, script: str, seconds: float = DEADLINE) -> Any:
-        """Wait until an expression in the page is true, and return it."""
         end = time.monotonic() + seconds
         while not (
             found := self.run(f"(() => {{ const found = {script}; return found instanceof Node || found; }})()")

@@ -29,7 +29,6 @@ class FileCalls:
             setattr(os, name, self._counting(name, getattr(os, name)))
 
     def stop(self) -> None:
-        """Count no more."""
         self._counts = False
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -77,7 +77,6 @@ def batches(training: Training, step: int, stateful: bool) -> Any:
 
 
 def advance(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A step; its loss."""
     loss = nn.functional.cross_entropy(training.model(inputs), targets)
     training.accelerator.backward(loss)
     training.optimizer.step()

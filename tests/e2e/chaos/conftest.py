@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import fastckpt  # noqa: F401  # a fixture
-from tests.e2e.launcher.conftest import until
 from tests.faults.jobs import launcher_for
 from tests.support import launchers
+from tests.support.waits import until
 
 TRAIN = str(Path(__file__).with_name("train.py"))
 

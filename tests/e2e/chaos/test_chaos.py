@@ -19,7 +19,7 @@ from fastckpt_run.chaos.running_job import LocalAgent, agents_of, find_job
 from tests.cli.conftest import Fastckpt, Said
 from tests.cli.test_output import KEYS
 from tests.e2e.chaos.conftest import ChaosJob, stopped_after
-from tests.e2e.launcher.conftest import until
+from tests.support.waits import until
 
 SHM = "FASTCKPT_SHM_DIR"
 NOBODY = 65534
@@ -34,7 +34,6 @@ def agents(job: ChaosJob) -> list[LocalAgent]:
 
 
 def begun(job: ChaosJob) -> list[LocalAgent]:
-    """The agents of a job that has saved."""
     until(lambda: (each := agents(job)) and all(rank.step >= 2 for rank in each[0].telemetry()), "the first save")
     return agents(job)
 

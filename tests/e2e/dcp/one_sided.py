@@ -257,7 +257,6 @@ def outcome(case: Case, *, is_victim: bool) -> str:
 
 
 def main() -> None:
-    """Run all cases with rank 0 as the victim, then with rank 1."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=SOON))
     reader.TOGETHER = 1.0
     rank, out = dist.get_rank(), Path(sys.argv[1])

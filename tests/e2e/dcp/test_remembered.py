@@ -49,7 +49,6 @@ def training() -> tuple[Net, tuple[torch.optim.Optimizer, ...]]:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each time that torch is asked."""
     times: list[int] = []
 
     def ask(*args: object) -> object:

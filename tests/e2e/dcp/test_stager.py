@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryStager, SharedMemoryWriter
 from fastckpt.errors import ConfigError
 from tests.e2e.dcp.states import same, zeros
-from tests.e2e.ddp.conftest import until
+from tests.support.waits import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 DEADLINE = 60.0
@@ -40,7 +40,6 @@ def spoil(values: dict[str, Any]) -> None:
 
 
 def start(writer: SharedMemoryWriter, step: int, values: Any = None, **options: Any) -> Any:
-    """Save in the background; the future."""
     return dcp.async_save(values or state(step), storage_writer=writer, checkpoint_id=str(step), **options)
 
 

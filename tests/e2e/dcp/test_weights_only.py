@@ -41,7 +41,6 @@ def model() -> torch.nn.Module:
 
 
 def saved(folder: Path) -> Path:
-    """The directory of a checkpoint on storage."""
     with FsdpShardCheckpointer(folder) as checkpointer:
         checkpointer.save_checkpoint(1, model(), storage_type=StorageType.DISK)
     return folder / "checkpoint-1"

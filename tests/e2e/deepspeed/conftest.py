@@ -49,7 +49,6 @@ def process_group() -> Iterator[None]:
 
 
 def tool(*command: object, **environment: str) -> str:
-    """What a program prints, such as a tool of DeepSpeed's."""
     arguments, variables = [sys.executable, *map(str, command)], os.environ | environment
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=False, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,7 +34,6 @@ def engine_of(model: nn.Module, settings: dict[str, Any], **options: Any) -> Any
 
 
 def train(engine: Any, steps: int = 1) -> float:
-    """Some steps; the last loss."""
     for _ in range(steps):
         batch = BATCH.to(next(engine.module.parameters()).dtype)
         loss = engine(batch).float().square().mean()

@@ -13,9 +13,9 @@ from examples.gpt2 import options
 from examples.gpt2.afterwards import weights_equal
 from examples.gpt2.report import Comparison, read_lines
 from fastckpt.ddp import StorageType
-from tests.e2e.launcher.conftest import until
 from tests.faults.jobs import DEADLINE, launcher_for
 from tests.support import launchers
+from tests.support.waits import until
 
 ROOT = Path(__file__).parents[3]
 TRAIN = ROOT / "examples" / "ddp_gpt2" / "train.py"

@@ -46,8 +46,6 @@ class Scaled(nn.Linear):
 
 
 class Net(nn.Module):
-    """One of its layers is not used."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.idle = Scaled(5, 8), nn.Linear(8, 3), nn.Linear(2, 2)

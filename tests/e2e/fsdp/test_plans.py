@@ -100,7 +100,6 @@ def state(step: int, size: int, text: int) -> State:
 
 
 def plans(count: int, *stores: Any) -> list[ShardPlans]:
-    """Those of each rank, with one store or with one each."""
     stores = stores or (dist.HashStore(),)
     boards = [PlanMailbox(stores[min(rank, len(stores) - 1)]) for rank in range(count)]
     return [
@@ -256,11 +255,3 @@ def test_a_plan_sent_before_a_rank_closed_is_received() -> None:
     here.overtake(1)
     store.check = check
     assert here.receive(1, Stage.ASSIGNED, ["items/1"], time.monotonic() + 60, unless="2") == [refusal]
-
-
-def test_saves_of_an_unchanged_structure_reuse_the_first_plan(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, 3, lambda rank, step: state(step, 4, 0)).run(6)
-    assert ranks.whole == [0, 1, 2, 3, 4, 5]
-    ranks.check()
-    assert len({frozenset(path.stat().st_size for path in (tmp_path / "5").iterdir())}) == 1
-    assert (tmp_path / "0" / ".metadata").read_bytes() == (tmp_path / "5" / ".metadata").read_bytes()

@@ -74,8 +74,6 @@ class Words:
 
 
 class Saying(TrainerCallback):
-    """Logs what happens."""
-
     def __init__(self, args: argparse.Namespace, log: Log) -> None:
         self.args, self.log, self.trainer = args, log, None
         self.told = self.pending = 0
@@ -213,7 +211,6 @@ def whole(node: Any) -> Any:
 
 
 def run(args: argparse.Namespace, kind: type = Trainer, before: Callable[[int], None] = print, **options: Any) -> None:
-    """Train, and log."""
     rank = int(os.environ.get("RANK", "0"))
     callback = Saying(args, Log(args.out, rank))
     trainer = callback.trainer = make_trainer(args, kind, callback, **options)

@@ -30,7 +30,6 @@ def kind_of(args: argparse.Namespace) -> tuple[type, dict[str, Any]]:
 
 
 def trainer_of(folder: Path, *script: str, ours: bool = True) -> Any:
-    """A trainer of this process alone: ours or stock."""
     options = ["--out", str(folder), "--checkpoint-dir", str(folder), "--memory", "1", "--steps", "6", "--disk", "3"]
     args = parse_arguments(*options, *script)
     kind, more = kind_of(args) if ours else (Trainer, {})

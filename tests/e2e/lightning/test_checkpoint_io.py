@@ -31,7 +31,6 @@ def of_each_fourth(folder: Path) -> ModelCheckpoint:
 
 
 def fit(folder: Path, steps: int, path: str = NEWEST) -> Trainer:
-    """Train up to a step."""
     trainer = trainer_of(folder, steps, of_each_fourth(folder))
     trainer.fit(Module(), ckpt_path=path)
     return trainer
@@ -91,8 +90,6 @@ def test_the_plugin_without_a_launcher_saves_and_resumes_with_one_rank(tmp_path)
 
 
 class Weights(Callback):
-    """Keeps the weights after each step."""
-
     def __init__(self) -> None:
         self.after: dict[int, dict[str, torch.Tensor]] = {}
 

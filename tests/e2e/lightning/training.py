@@ -91,8 +91,6 @@ class Module(LightningModule):
 
 
 class Seeds(Callback):
-    """Seeds each rank in its own way."""
-
     def setup(self, *_: Any, **__: Any) -> None:
         seed(11 + RANK)
 

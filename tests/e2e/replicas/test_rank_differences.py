@@ -1,6 +1,7 @@
 """What ranks have unlike in a state that one of them saves for all: each comes back with its own."""
 
 import copy
+import itertools
 import json
 import re
 import threading
@@ -9,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from fastckpt._core.replicas.own_entries import ABSENT, ALONE, THERE, entries, own_entries, with_own, without
@@ -18,6 +18,7 @@ from fastckpt._core.replicas.replica_faults import ReplicaFault, replica_fault, 
 from fastckpt._core.replicas.state_digest import digest_of, sum_of_words
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_all_injected
+from tests.support.tables import for_each
 
 PROGRAM = {"program": str(Path(__file__).with_name("unlike.py")), "FASTCKPT_PRELOAD": "auto"}
 
@@ -143,8 +144,11 @@ def test_what_was_loaded_is_known_to_be_equal_if_as_many_ranks_had_compared_it()
     assert [*differences._known] == ["model.a", "model.b", "model.c"]
 
 
-@pytest.mark.parametrize("one", [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}])
-@pytest.mark.parametrize("other", [{}, {0: {"m": 1}}, {1: {"m": 4}, 2: {"m": 3, "k": 7}}])
+ONES: list[dict[Any, Any]] = [{}, {0: {"m": 1}, 2: {"m": 3}}, {1: {"m": 2}, 2: {"k": 3}}, {0: 5, "0": 6}]
+OTHERS: list[dict[Any, Any]] = [{}, {0: {"m": 1}}, {1: {"m": 4}, 2: {"m": 3, "k": 7}}]
+
+
+@for_each(*itertools.product(ONES, OTHERS))
 def test_a_rank_has_its_own_again_whatever_the_first_one_had(one, other):
     states = [{"optimizer": {"state": each, "groups": [1]}, "more": 5} for each in (one, other)]
     digests = [{name: digest_of(leaf) for name, _, leaf in entries(state)} for state in states]
@@ -179,18 +183,15 @@ def ranks_with(count: int, *wrong: tuple[int, str, str]) -> list[dict[str, str]]
     return ranks
 
 
-@pytest.mark.parametrize(
-    ("ranks", "known", "fault"),
-    [
-        pytest.param(ranks_with(3, (1, A, "x")), {A, B}, ReplicaFault([A], [1]), id="the one that most are not like"),
-        pytest.param(ranks_with(2, (1, A, "x")), {A, B}, ReplicaFault([A], []), id="of two nobody knows which"),
-        pytest.param(ranks_with(3, (1, A, "x"), (2, A, "y")), {A, B}, None, id="three that train apart"),
-        pytest.param(ranks_with(4, (1, A, "x"), (3, A, "x")), {A, B}, None, id="two halves"),
-        pytest.param(ranks_with(5, (1, A, "x"), (4, B, "y")), {A, B}, ReplicaFault([A, B], [1, 4]), id="two faults"),
-        pytest.param(ranks_with(3, (1, A, "x")), {B}, None, id="unlike before"),
-        pytest.param(ranks_with(3, (1, C, "x")), {A, B}, None, id="what may differ"),
-        pytest.param([*ranks_with(3, (1, A, "x")), {}], {A, B}, ReplicaFault([A], [1]), id="a rank without a state"),
-    ],
+@for_each(
+    ("the one that most are not like", ranks_with(3, (1, A, "x")), {A, B}, ReplicaFault([A], [1])),
+    ("of two nobody knows which", ranks_with(2, (1, A, "x")), {A, B}, ReplicaFault([A], [])),
+    ("three that train apart", ranks_with(3, (1, A, "x"), (2, A, "y")), {A, B}, None),
+    ("two halves", ranks_with(4, (1, A, "x"), (3, A, "x")), {A, B}, None),
+    ("two faults", ranks_with(5, (1, A, "x"), (4, B, "y")), {A, B}, ReplicaFault([A, B], [1, 4])),
+    ("unlike before", ranks_with(3, (1, A, "x")), {B}, None),
+    ("what may differ", ranks_with(3, (1, C, "x")), {A, B}, None),
+    ("a rank without a state", [*ranks_with(3, (1, A, "x")), {}], {A, B}, ReplicaFault([A], [1])),
 )
 def test_a_rank_is_at_fault_where_most_have_what_it_has_not(ranks, known, fault):
     unlike = unlike_entries([each for each in ranks if each])

@@ -125,7 +125,6 @@ class Training:
         return {"model": self.model, "optimizer": self.optimizer, "others": others}
 
     def learn(self, step: int) -> str:
-        """Take a step; the loss."""
         self.replay.seen.append(torch.randn(4, 6) + dist.get_rank())
         loss = self.model(torch.cat([*self.replay.seen])).square().mean() + self.drifting.value
         loss.backward()
@@ -135,7 +134,6 @@ class Training:
         return str(loss.item().hex())
 
     def flip(self, chance: random.Random) -> str:
-        """Flip a random bit of a parameter, or of a state of the optimizer."""
         tensors = dict(self.net.named_parameters())
         for name, parameter in self.net.named_parameters():
             tensors |= {f"{name} {key}": value for key, value in self.optimizer.state[parameter].items()}
@@ -197,7 +195,6 @@ def by_dcp(folder: Path, *, unlike: bool) -> None:
 
 
 def by_hsdp(folder: Path, *, unlike: bool) -> None:
-    """Two replicas of one shard."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
     model = fully_shard(nn.Linear(7, 5), mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)

@@ -46,7 +46,6 @@ class WatchedAgent:
         return self.address["url"]
 
     def ask(self, path: str, *, token: str | None = None) -> tuple[int, str]:
-        """The status and the text of an answer; with a token, of an action."""
         headers = {} if token is None else {"X-Fastckpt-Token": token}
         method = "GET" if token is None else "POST"
         request = urllib.request.Request(self.url + path, method=method, headers=headers)
@@ -58,7 +57,6 @@ class WatchedAgent:
                 return error.code, error.read().decode()
 
     def until(self, condition: Callable[[], Any], what: str, pause: float = 0.05) -> Any:
-        """Wait until a condition holds, and return what it is then."""
         end = time.monotonic() + DEADLINE
         while not (found := condition()):
             assert time.monotonic() < end, f"{what}: this did not come true in {DEADLINE} s\n{self.text()}"
@@ -67,8 +65,6 @@ class WatchedAgent:
         return found
 
     def until_status(self, condition: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
-        """Wait until the state of the job is one, and return it."""
-
         def status() -> dict[str, Any] | None:
             code, text = self.ask("/status.json")
             assert code == 200, text
@@ -87,7 +83,6 @@ def workers(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def trains(status: dict[str, Any], restarts: int = 0) -> bool:
-    """Whether both workers take steps that were restarted so often."""
     found = workers(status)
     steps = all(worker["steps"] and worker.get("restarts") == restarts for worker in found)
     return status["job"]["state"] == "trains" and len(found) == 2 and steps

@@ -90,5 +90,4 @@ def test_the_page_shows_a_job_of_two_nodes_that_fails_and_resumes_and_its_action
 
 
 def _step(node: dict, tier: str) -> int:
-    """The step of the newest save that a node has in a tier."""
     return max((tiers[tier]["step"] or 0 for tiers in node.get("tiers", ())), default=0)
