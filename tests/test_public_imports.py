@@ -32,7 +32,7 @@ OF_EXTRAS = "accelerate deepspeed lightning peft pynvml s3fs safetensors tensorb
 """Modules that extras bring, which are hidden; `make extras` imports each framework where its own extra is alone."""
 PROGRAM = """
 import os, sys, traceback
-import torch
+import torch.distributed.checkpoint, torch.distributed.fsdp
 
 sys.modules |= dict.fromkeys(sys.argv[1].split())
 codes = []

@@ -9,7 +9,7 @@ import torch
 from fastckpt._core.format.manifest import NAME, SCHEMA, Manifest, _digest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import StorageType
-from fastckpt.errors import BadCheckpoint, FastckptError
+from fastckpt.errors import BadCheckpoint, FastckptError, NewerFormat
 from fastckpt_run.cli import main
 from tests.e2e.ddp.conftest import Ranks
 
@@ -47,9 +47,10 @@ def test_a_checkpoint_of_a_later_format_is_refused_or_passed_over_and_left_and_a
     with pytest.raises(SystemExit) as ended:
         main(["which", str(directory)])
     assert ended.value.code == 2 and "of a later fastckpt" in capsys.readouterr().err
-    (directory / "checkpoint-3" / NAME).write_text(whole)
-    rewritten(directory / "checkpoint-3", SCHEMA - 1)
-    with pytest.raises(BadCheckpoint):
-        Manifest.from_json((directory / "checkpoint-3" / NAME).read_text())
+    for schema, error in ((SCHEMA + 1, NewerFormat), (SCHEMA - 1, BadCheckpoint)):
+        (directory / "checkpoint-3" / NAME).write_text(whole)
+        rewritten(directory / "checkpoint-3", schema)
+        with pytest.raises(error):
+            Manifest.from_json((directory / "checkpoint-3" / NAME).read_text())
     rewritten(directory / "checkpoint-3", SCHEMA + 1, is_sound=False)
     assert loaded() == 2 and not (directory / "checkpoint-3").exists(), "its digest does not confirm that it is later"

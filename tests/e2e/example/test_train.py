@@ -13,7 +13,7 @@ from examples.gpt2 import options
 from examples.gpt2.afterwards import weights_equal
 from examples.gpt2.report import Comparison, read_lines
 from fastckpt.ddp import StorageType
-from tests.faults.jobs import DEADLINE, launcher_for
+from tests.faults.jobs import DEADLINE, launcher_for, run_forked
 from tests.support import launchers
 from tests.support.waits import until
 
@@ -105,3 +105,22 @@ def test_the_demo_kills_a_worker_and_proves_that_nothing_changed(tmp_path, text,
     events = [json.loads(line)["event"] for line in (tmp_path / "out/killed/events.jsonl").open()]
     assert events.count("killed") == 1
     assert events.count("workers_started") == 3
+
+
+@pytest.mark.frameworks
+@pytest.mark.campaign
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+def test_an_example_launched_again_resumes_within_an_epoch_and_a_third_time_trains_nothing(
+    framework, tmp_path, forked_launchers
+):
+    program = ROOT / "examples" / framework / "train.py"
+
+    def run(name: str, steps: int) -> list[str]:
+        own = (program, "--checkpoint-dir", tmp_path / name / "checkpoints", "--steps", steps)
+        said = run_forked(tmp_path / name, "--standalone", "--nproc_per_node=2", *own)
+        return [line for line in said.splitlines() if line.startswith(("step ", "all "))]
+
+    assert len(program.read_text().splitlines()) <= 60
+    parts = run("parts", 14) + run("parts", 40)
+    assert len(parts) == 4 and parts == run("whole", 40)
+    assert run("parts", 40) == ["all 40 steps were done before: nothing is trained"]

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, digest, parser_of_all
 from tests.faults.faults import inject_requested_faults
 
-warnings.filterwarnings("ignore")  # broadcast_buffers has another name since torch 2.13
+warnings.filterwarnings("ignore")
 rank_differences.SHARE = 1.0  # a comparison is due after as many steps in each run, however slow the machine is
 
 
