@@ -26,6 +26,7 @@ from fastckpt.ddp import DdpCheckpointer, SaveResult, StorageType
 from fastckpt.errors import ConfigError
 from fastckpt.fsdp import FsdpShardCheckpointer
 
+IS_FORKED = "lightning.pytorch" in sys.modules
 SOON = 10.0
 """Seconds in which all ranks must have raised."""
 Case = Callable[[bool], object]
@@ -226,8 +227,12 @@ def of_refused(folder: Path) -> dict[str, Case]:
 
 
 def of_saves(folder: Path) -> dict[str, Case]:
+    """Of Lightning, which this process is a fork with: each has its own rank."""
+    assert IS_FORKED and os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     from fastckpt.lightning.saves import Saves
 
+    keepers = [module for module in [*sys.modules.values()] if "rank_zero_only" in getattr(module, "__dict__", ())]
+    assert {module.rank_zero_only.rank for module in keepers} == {dist.get_rank()}
     saves = Saves(folder / "lightning")
 
     def saved_again(is_victim: bool) -> None:

@@ -9,7 +9,8 @@ PROGRAM = Path(__file__).with_name("one_sided.py")
 
 
 def test_both_ranks_raise_soon_what_one_of_them_raises(tmp_path: Path, forked_launchers: None) -> None:
-    run_forked(tmp_path, "--standalone", "--nproc-per-node", 2, PROGRAM, tmp_path)
+    shape = ("--standalone", "--nproc-per-node", 2)
+    run_forked(tmp_path, *shape, PROGRAM, tmp_path, preload="lightning.pytorch")
     for rank in (0, 1):
         for victim, said in enumerate(json.loads((tmp_path / f"log.{rank}").read_text())):
             for name, text in said.items():

@@ -1,4 +1,4 @@
-"""Lightning in the process from which workers are forked: each reads its own rank."""
+"""Lightning in the process from which workers are forked: each reads its own rank (tests/e2e/dcp/one_sided.py)."""
 
 import sys
 
