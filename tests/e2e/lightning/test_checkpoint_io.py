@@ -10,7 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.lineage import PASSED_OVER
 from fastckpt._core.snapshot import mutation_check
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.lightning import (
     NEWEST,
@@ -20,8 +23,10 @@ from fastckpt.lightning import (
     MemoryCheckpoint,
     StorageType,
 )
+from fastckpt.lightning.checkpoint_removal import Removal
 from tests.e2e.lightning.training import Module, trainer_for, trainer_of
 from tests.e2e.mistakes.table import group_of_one, sharded_by_zero
+from tests.unit._core.storage.checkpoints import ids, publish
 
 pytestmark = pytest.mark.frameworks
 
@@ -134,3 +139,21 @@ def test_a_file_to_read_loads_as_the_plugin_was_told(tmp_path: Path):
     assert safe.load_checkpoint(file, weights_only=False) == trusting.load_checkpoint(file) == {"note": tmp_path}
     with pytest.raises(pickle.UnpicklingError, match="PosixPath"):
         safe.load_checkpoint(file)
+
+
+def test_paths_of_a_loaded_state_outside_and_what_a_resume_passed_over_are_left(tmp_path):
+    """ModelCheckpoint may ask for removals in the checkpoint directory, and of what this process saved."""
+    removal, directory, found = Removal(), CheckpointDirectory(tmp_path / "run"), list[str]()
+    for step in (1, 2, 3):
+        publish(directory, SaveId(1, step), **({PASSED_OVER: [[1, 1]]} if step == 3 else {}))
+    (tmp_path / "thesis").mkdir()
+    for path in (tmp_path / "thesis", f"{directory.path}/../thesis", directory.path / "epoch=1.ckpt", tmp_path / "run"):
+        removal.remove(str(path))
+    for step in (1, 2):
+        removal.remove(str(directory.path / f"checkpoint-{step}"))
+    removal.keep(str(tmp_path / "mine.ckpt"))  # saved there by this process
+    removal.remove(str(tmp_path / "mine.ckpt"))
+    for _ in range(2):
+        removal.carry_out(str(directory.path), found.append, is_busy=False)
+        assert found == [str(tmp_path / "mine.ckpt"), f"{directory.path}/epoch=1.ckpt"]
+    assert ids(directory) == [(1, 3), (1, 1)]
