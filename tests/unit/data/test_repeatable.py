@@ -1,12 +1,8 @@
 """Streams that differ between openings, starts or ranks, and states that leave something out: counted, or refused."""
 
 import itertools
-import logging
 import multiprocessing
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,11 +23,6 @@ from fastckpt.data.streams.trial import Seen
 from fastckpt.errors import ConfigError
 from tests.unit.data.jobs import Endless, Remembering, indices
 from tests.unit.data.streams import Buffered, Packed, hugging_face
-
-
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
 
 
 def batch_of(batch: Any) -> list[int]:
@@ -223,7 +214,7 @@ def test_a_checkpoint_of_an_earlier_version_resumes_a_stream_by_count() -> None:
 
 def test_a_stream_state_that_restores_another_position_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
     for workers in (0, 2):
-        used = killed_every(lambda: Packed(50), 5, 2, num_workers=workers)
+        used = killed_every(lambda: Packed(50), 7, 2, num_workers=workers)
         assert [sorted(epoch) for epoch in used] == [list(range(50))] * 2
         assert "Packed's own state leaves out what it holds ready" in caplog.text
         caplog.clear()
@@ -255,12 +246,8 @@ def samples(flip: int) -> Iterator[Any]:
     yield Seen([flip])
 
 
-def test_checksums_differ_for_unlike_samples_and_agree_between_processes() -> None:
+def test_checksums_differ_for_unlike_samples() -> None:
+    """That processes agree on them: test_workers.py."""
     for same, again, other in zip(samples(0), samples(0), samples(1), strict=True):
         assert checksum(same) == checksum(again) < 2**63, type(same)
         assert checksum(same) != checksum(other), type(same)
-    seen = "[checksum(each) for each in ('a0', b'1', {'a', 'b', 'c'}, {'x': {'y': 1}}, [torch.ones(2), object()])]"
-    command = f"import torch; from fastckpt.data.streams.checksum import checksum; print({seen})"
-    done = subprocess.run([sys.executable, "-c", command], env=os.environ | {"PYTHONHASHSEED": "1"},
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    assert done.stdout == f"{eval(seen)}\n", "the same in each process"

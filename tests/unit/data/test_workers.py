@@ -1,11 +1,8 @@
 """Loader workers, prefetching and resumes change no batch: not its samples, not their random transforms."""
 
 import gc
-import itertools
 import multiprocessing
-import subprocess
-import sys
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +11,24 @@ import torch
 from torch.utils.data import default_collate
 
 from fastckpt.data import ResumableDataLoader
+from fastckpt.data.streams.checksum import checksum
 from fastckpt.errors import ConfigError
+from tests.support.forked_programs import run
 from tests.unit.data.jobs import Endless, Indexed, OwnShards, Remembering, drawn, indices
 
 SEEDED = {"num_replicas": 1, "rank": 0, "seed": 11}
+
+
+def seen(texts: set[str]) -> int:
+    """Of samples whose order or addresses differ between processes."""
+    return checksum([texts, "a0", b"1", {"x": {"y": 1}}, torch.ones(2), object()])
+
+
+class Checked(Indexed):
+    """Samples with their checksums."""
+
+    def __getitem__(self, index: int) -> Any:
+        return *super().__getitem__(index), seen({"a", "b", f"c{index}"})
 
 
 def collate(samples: list[Any]) -> list[Any]:
@@ -25,61 +36,27 @@ def collate(samples: list[Any]) -> list[Any]:
     return [*default_collate(samples), torch.tensor(drawn(), dtype=torch.float64)]
 
 
-def equal(batch: Any, other: Any) -> bool:
-    return len(batch) == len(other) and all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
-
-
-def uninterrupted(dataset: Any, epochs: int, **options: Any) -> list[Any]:
-    loader = ResumableDataLoader(dataset, collate_fn=collate, **SEEDED, **options)
-    return [batch for _ in range(epochs) for batch in loader]
-
-
-def every_epoch(loader: ResumableDataLoader, epochs: int) -> Iterator[Any]:
-    while loader.epoch < epochs:
-        yield from loader
-
-
-@pytest.mark.parametrize("dataset", [Indexed(37), Endless(37)], ids=lambda d: type(d).__name__)
-def test_a_resumed_run_with_loader_workers_is_bit_equal(dataset: Any) -> None:
-    """Killed every seven steps, two of them not committed, and started with other workers each time."""
-    options = {"batch_size": 3} | ({} if isinstance(dataset, Endless) else {"shuffle": True})
-    expected = uninterrupted(dataset, 3, **options)
-    ways = [
-        {"num_workers": 2, "prefetch_factor": 5},
-        {"num_workers": 0},
-        {"num_workers": 2, "persistent_workers": True, "pin_memory": torch.cuda.is_available()},
-        {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 60},
-    ]
-    batches: list[Any] = []
-    state: dict[str, Any] = {}
-    for way in itertools.cycle(ways):
-        loader = ResumableDataLoader(dataset, collate_fn=collate, **SEEDED, **options, **way)
-        if state:
-            loader.load_state_dict(state)
-        taken = []
-        for batch in itertools.islice(every_epoch(loader, 3), 7):
-            taken.append(batch)
-            if len(taken) == 5:
-                state = loader.state_dict()
-        del batch
-        batches += taken[:5] if len(taken) == 7 else taken
-        if len(taken) < 7:
-            break
-    assert len(batches) == len(expected) == 39
-    assert all(equal(batch, other) for batch, other in zip(batches, expected, strict=True))
-
-
 def spawn() -> None:
-    options = {"batch_size": 2, "shuffle": True}
-    expected = uninterrupted(Indexed(9), 1, **options)
-    batches = uninterrupted(Indexed(9), 1, **options, num_workers=1, multiprocessing_context="spawn")
-    assert len(batches) == 5 and all(map(equal, batches, expected))
+    """Two epochs by workers of each way, beside those without; hashes of what is spawned are its own."""
+    os.environ["PYTHONHASHSEED"] = "1"
+
+    def batches(**way: Any) -> list[Any]:
+        loader = ResumableDataLoader(Checked(9), 2, True, collate_fn=collate, **SEEDED, **way)
+        return [tensor for _ in range(2) for batch in loader for tensor in batch]
+
+    expected = batches()
+    assert len(expected) == 2 * 5 * 4
+    for way in ({"multiprocessing_context": "spawn"}, {"prefetch_factor": 5}, {"multiprocessing_context": "fork"}):
+        assert all(map(torch.equal, batches(num_workers=1, persistent_workers=True, **way), expected))
+    assert all(map(torch.equal, batches(num_workers=2, timeout=60), expected))
 
 
-def test_spawned_and_forked_workers_draw_the_same() -> None:
+def test_spawned_and_forked_workers_draw_the_same_and_have_the_same_checksums(
+    tmp_path: Path, forked_launchers: None
+) -> None:
     """In a process of its own: spawning leaves it one that tracks resources."""
-    command = "from tests.unit.data.test_workers import spawn; __name__ == '__main__' and spawn()"
-    subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[3], check=True, timeout=120)
+    program = "if __name__ == '__main__':\n    from tests.unit.data.test_workers import spawn\n    spawn()"
+    assert run(tmp_path, program, [()]) == [(0, "")]
 
 
 def test_persistent_workers_follow_a_position_that_was_set() -> None:
