@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -40,10 +39,9 @@ def test_a_loop_with_a_new_iterator_per_batch_resumes_at_an_epochs_end(saved: in
 
 @pytest.mark.parametrize(("dataset", "collects"), [(Indexed(8), False), (Endless(8), True)])
 def test_itertools_cycle_resumes_at_an_epochs_end_with_a_warning(
-    dataset: Any, collects: bool, caplog, monkeypatch
+    dataset: Any, collects: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the cycle has become an old object before the first batch."""
-    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
     loader = ResumableDataLoader(dataset, 4, num_replicas=1, rank=0)
     batches = itertools.cycle(loader)
     if collects:

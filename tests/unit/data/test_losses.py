@@ -1,6 +1,5 @@
 """Uses and accidents by which samples could be lost or used twice: handled, refused or warned of."""
 
-import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -13,13 +12,6 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from fastckpt.data import ResumableDataLoader, ResumableSampler, data_state, load_data_state
 from fastckpt.errors import ConfigError
 from tests.unit.data.jobs import Endless, Indexed, OwnShards, Remembering, indices
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
-    caplog.set_level(logging.WARNING, "fastckpt")
-    return caplog
 
 
 def one(dataset: Any, batch_size: int = 2, **options: Any) -> ResumableDataLoader:
@@ -41,7 +33,7 @@ class TestSamplers:
             ResumableDataLoader(Indexed(16), batch_sampler=batches, num_replicas=2, rank=0)
 
     def test_samplers_warn_of_samples_dropped_by_a_loader_and_end_their_epoch(
-        self, said: pytest.LogCaptureFixture
+        self, caplog: pytest.LogCaptureFixture
     ) -> None:
         sampler = ResumableSampler(range(10), 1, 0)
         loader, batches = DataLoader(range(10), 4, sampler=sampler, drop_last=True), []
@@ -49,7 +41,7 @@ class TestSamplers:
             batches.append([sampler.advance(len(batch)) for batch in loader])
             assert sampler.state_dict()["cursor"] == 8
         assert [len(each) for each in batches] == [2, 0, 2, 0]
-        assert "did not count 2 samples of each rank" in said.text
+        assert "did not count 2 samples of each rank" in caplog.text
         assert sampler.position.epoch == 1
 
 
