@@ -73,12 +73,6 @@ def test_ranks_count_as_hung_beyond_their_limits(what, limits, sights, idle, exp
     assert sorted(hung(sights[::-1], limits, idle)) == hung(sights, limits, idle), what
 
 
-def test_late_ranks_are_distinguished_from_waiting_ones():
-    sights = [Observation(0, 1, 9), Observation(1, 6, 9), Observation(2, 7, 9)]
-    assert hung(sights, SECONDS, 0) == [1, 2]
-    assert hung(sights, AUTO, 61) == [0, 1, 2]
-
-
 def waits(rank: int, steps: int = 9, place: str = "barrier", **fields) -> Witness:
     return Witness(rank, steps, waits=True, place=place, **fields)
 

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fastckpt._core.policy.peer_sources import (
     NodeHolding,
@@ -13,7 +13,7 @@ from fastckpt._core.policy.peer_sources import (
     unheld_ranks,
     with_rebuilt,
 )
-from fastckpt._core.policy.resume import MEMORY, PEER, STATELESS, STORAGE, CheckpointLocation, choose
+from fastckpt._core.policy.resume import PEER, STATELESS, CheckpointLocation
 from tests.support.tables import for_each
 
 MAIN = "model.pt"
@@ -61,77 +61,25 @@ def test_files_come_from_all_nodes_that_have_them_and_the_first_nodes_copy_is_as
     }
 
 
-Kind = tuple[bool, tuple[int, ...]] | None
-"""Whether a node has its model of a save, and the ranks of which it has the files; None if it has nothing."""
+@for_each(
+    ([holding(0, [0])], [set(), {at(1)._replace(tier=STATELESS)}]),
+    ([holding(0, [0, 1])], [set(), {at(1)}]),
+    ([holding(0, [0]), holding(1, [])], [set(), {at(1)._replace(tier=STATELESS)}]),
+    ([holding(1, [1])], [set(), set()]),  # the first node's model is nowhere
+)
+def test_a_rank_may_go_on_without_a_file_that_nobody_has(held: list[NodeHolding], found: list[set[CheckpointLocation]]):
+    assert reachable(held, [0, 1], MAIN, allow_lost=True) == found
+    nearer = [{each for each in of if each.tier == PEER} for of in found]
+    assert reachable(held, [0, 1], MAIN) == nearer
 
 
-@for_each(False, True)
-def test_the_newest_save_is_chosen_that_every_rank_can_load_and_none_that_lacks_a_file(allow_lost: bool):
-    """Three nodes of a rank each, what each holds of two saves, and which of them is on storage: one of so many cases.
-
-    All ranks resume the newest save that each could load, by what is there. Each file of it has a source; no model is
-    taken from a node that is not known to have that of the first.
-    """
-    new: list[Kind] = [None, (True, ()), (True, (0,)), (False, (1,)), (True, (0, 1, 2)), (False, (0, 2))]
-    old: list[Kind] = [None, (True, (0, 1)), (True, (2,))]
-    fetched = lost = 0
-    cases = itertools.product(itertools.product(new, repeat=3), itertools.product(old, repeat=3))
-    for of_new, of_old in itertools.islice(cases, None, None, 23):
-        for alike, stored in itertools.product((False, True), (0, 5, 6)):
-            kinds = {5: of_old, 6: of_new}
-            held = [_held(n, kind, step, alike=alike) for step in kinds for n, kind in enumerate(kinds[step]) if kind]
-            found = reachable(held, [0, 1, 2], MAIN, allow_lost=allow_lost)
-            choices = choose([_has(n, kinds, found[n], stored=stored) for n in range(3)], ())
-            able = [step for step in kinds if _is_loadable(kinds[step], alike, allow_lost) or stored == step]
-            assert (choices[0].step if choices else None) == max(able, default=None)
-            for rank, choice in enumerate(choices or ()):
-                of = kinds[choice.step]
-                assert choice.step == max(able)
-                given = sources(held, [0, 1, 2], choice)
-                if choice.tier == PEER:
-                    _check(given, rank, [each for each in held if each.step == choice.step], of[rank])
-                    fetched += 1
-                elif choice.tier == STATELESS:
-                    assert allow_lost and stored != choice.step and not any(kind and rank in kind[1] for kind in of)
-                    assert MAIN in given or _has_main(of[rank])
-                    lost += 1
-                else:
-                    assert choice.tier == STORAGE or (of[rank] == (True, of[rank][1]) and rank in of[rank][1])  # type: ignore[index]
-    assert fetched > 100 and (lost > 10) == allow_lost
-
-
-def _has_main(kind: Kind) -> bool:
-    return kind is not None and kind[0]
-
-
-def _is_loadable(of: Sequence[Kind], alike: bool, allow_lost: bool) -> bool:
-    """Whether each rank finds in some memory the model, of its own node or as the first one has it, and its file."""
-    anywhere = _has_main(of[0]) or (alike and any(map(_has_main, of)))
-    has_main = all(anywhere or _has_main(kind) for kind in of)
-    return has_main and (allow_lost or all(any(kind and rank in kind[1] for kind in of) for rank in range(3)))
-
-
-def _held(node: int, kind: tuple[bool, tuple[int, ...]], step: int, *, alike: bool) -> NodeHolding:
-    saved, ranks = kind
-    return holding(node, ranks, saved_as=node if saved else -1, step=step, alike=alike, world_size=3)
-
-
-def _has(
-    node: int, kinds: Mapping[int, Sequence[Kind]], found: set[CheckpointLocation], *, stored: int
-) -> set[CheckpointLocation]:
-    here = {step for step, of in kinds.items() if (kind := of[node]) and kind[0] and node in kind[1]}
-    durable = {CheckpointLocation(1, stored, STORAGE, 0, "a")} if stored else set()
-    return found | {CheckpointLocation(1, step, MEMORY, node, "a") for step in here} | durable
-
-
-def _check(given: Mapping[str, Sequence[str]], rank: int, held: Sequence[NodeHolding], mine: Kind) -> None:
-    by_address = {each.address: each for each in held}
-    has_main, ranks = mine or (False, ())
-    assert has_main or MAIN in given
-    assert rank in ranks or given.keys() >= {*own(rank)}
-    assert all(by_address[address].is_authentic for address in given.get(MAIN, ()))
-    for address in given.get(own(rank)[0], ()):
-        assert rank in by_address[address].ranks
+def test_a_rank_asks_for_what_it_lacks_and_for_no_model_that_may_not_be_the_first_nodes():
+    held = [holding(0, [0]), holding(1, [0, 1]), holding(2, [1, 2])]
+    nodes = [0, 1, 2]
+    assert sources(held, nodes, at(1)) == {}
+    assert sources(held[1:], nodes, at(0)) == {"rank_0.pt": ["host-1:1"]}
+    assert sources([held[0], held[2]], nodes, at(1)) == {MAIN: ["host-0:1"], "rank_1.pt": ["host-2:1"]}
+    assert sources([held[0]._replace(common=()), *held[1:]], nodes, at(0)) == {}
 
 
 # --- a state that is divided among ranks
@@ -193,13 +141,6 @@ def test_a_file_of_another_rank_that_a_rank_needs_comes_from_where_that_is():
     assert reachable(held, [0, 1], MAIN, needs) == [set(), {at(1)}]
     assert sources(held, [0, 1], at(1), needs) == {model[0]: ["host-0:1"]}
     assert reachable(held, [0, 1, 2], MAIN, [*needs, needs[1]]) == [set()] * 3  # it cannot divide itself otherwise
-
-
-def test_a_rank_does_not_reach_a_save_of_other_numbers_of_ranks_on_each_node_whose_index_it_lacks():
-    """Ranks 0 and 1 were on one node, and are on two: the copies in its index are no longer beside both."""
-    of_node = {0: ("__0_0.distcp", "node_0.metadata"), 1: ("__1_0.distcp",)}
-    held = [holding(0, (), saved_as=0, alike=True)._replace(ranks=of_node)]
-    assert reachable(held, [0, 1], MAIN, [shard(0, 0), shard(1, 1)]) == [set(), set()]
 
 
 GROUP = ("a", "b", "c", "d")

@@ -1,7 +1,4 @@
-"""Choice of a slot for a save, as tables, and invariants of any sequence of saves."""
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
+"""Choice of a slot for a save, as tables."""
 
 from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
 from tests.support.tables import for_each
@@ -75,47 +72,3 @@ def test_a_save_without_a_free_slot_is_skipped_with_a_reason(slots, latest, comm
 def test_only_of_a_rank_that_has_saved_nothing_it_is_said_that_every_rank_has_to(slots, latest, is_advised):
     choice = choose_slot(slots, latest)
     assert isinstance(choice, Skip) and ("on every rank" in choice.reason) == is_advised
-
-
-@st.composite
-def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
-    kinds = st.sampled_from(["begin", "finish", "pin", "unpin", "die"])
-    return draw(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=60))
-
-
-@settings(max_examples=80, deadline=None)
-@given(count=st.integers(2, 3), plan=actions())
-def test_after_the_first_commit_one_complete_checkpoint_is_always_untouched(count, plan):
-    """Two writers go through the same steps at their own pace; readers pin; all die and start again."""
-    slots = [EMPTY] * count
-    steps, latest, history = [0, 0], {}, 1
-    granted: dict[tuple[int, int], int | None] = {}
-    inside: dict[int, int] = {}
-    for kind, who in plan:
-        newest = max((s.id for s in slots if s.committed), default=None)
-        if kind == "begin" and who < 2 and who not in inside:
-            steps[who] += 1
-            save = latest[who] = (history, steps[who])
-            if save not in granted:
-                choice = choose_slot(slots, latest)
-                granted[save] = None if isinstance(choice, Skip) else choice
-                if not isinstance(choice, Skip):
-                    assert slots[choice].id != newest or newest is None
-                    assert not slots[choice].pinned
-                    assert choice not in inside.values()
-                    slots[choice] = SlotView(save, False, "", BOTH, frozenset())
-            place = granted[save]
-            if place is not None and slots[place].id == save:
-                inside[who] = place
-        elif kind == "finish" and who in inside:
-            i = inside.pop(who)
-            done = slots[i].done | {who}
-            slots[i] = SlotView(slots[i].id, done == BOTH, slots[i].pinned, BOTH, done)
-        elif kind in ("pin", "unpin") and who < count and slots[who].committed:
-            s = slots[who]
-            slots[who] = SlotView(s.id, True, "read" if kind == "pin" else "", s.writers, s.done)
-        elif kind == "die":
-            slots = [SlotView(s.id, True, "", s.writers, s.done) if s.committed else EMPTY for s in slots]
-            steps, latest, granted, inside, history = [0, 0], {}, {}, {}, history + 1
-        after = max((s.id for s in slots if s.committed), default=None)
-        assert newest is None or (after is not None and after >= newest)
