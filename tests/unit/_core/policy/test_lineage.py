@@ -47,7 +47,7 @@ def test_the_past_of_a_history_comes_from_its_details_or_parent(details, parent,
     assert past(details, parent) == expected
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(1, 9), st.integers(1, 3), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)))),

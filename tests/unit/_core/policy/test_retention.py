@@ -93,7 +93,7 @@ ids = st.tuples(st.integers(0, 3), st.integers(0, 30))
 saved = st.lists(st.builds(RetentionEntry, ids, times, metrics), unique_by=lambda entry: entry.id, max_size=25)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(policies, saved, st.data())
 def test_every_policy_keeps_the_newest_and_decides_alike_after_earlier_deletions(policy, entries, data):
     """Whichever of those not kept are gone already, say by a crash amid deletion, the decision is the same."""
@@ -104,7 +104,7 @@ def test_every_policy_keeps_the_newest_and_decides_alike_after_earlier_deletions
     assert policy([entry for entry in entries if entry.id in left]) == kept
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(policies | st.builds(KeepNamed, st.integers(1, 9), st.sampled_from(["best", "other"])))
 def test_retention_policies_survive_a_round_trip_as_json(policy):
     assert from_json(to_json(policy)) == policy

@@ -158,7 +158,7 @@ REQUESTS = [
 @for_each(*REQUESTS)
 def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every):
     rng = random.Random(8)
-    for _ in range(10):
+    for _ in range(5):
         state, before = started(PROFILE, Terms(rng.choice([0.01, 0.05]), every, rng.choice([None, 1e5]), notice=3))
         for _ in range(20):
             ends = state.ends
