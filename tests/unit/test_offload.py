@@ -7,7 +7,7 @@ import torch
 
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.offload import ActivationOffload
-from tests.e2e.offload.losses import settled
+from tests.e2e.offload.losses import leaf, settled, some_loss
 from tests.support.offload_budget import budget_is_kept  # noqa: F401 (a fixture)
 
 
@@ -70,12 +70,8 @@ def test_floats_are_halved_only_on_demand_and_the_report_says_so(tmp_path):
 def test_automatic_budgets_come_from_the_profile_of_the_first_step(tmp_path):
     offload = ActivationOffload(tmp_path)
     for _ in range(3):
-        value = torch.randn(512, 512, requires_grad=True)
-        total = value
         with offload:
-            for _ in range(24):
-                total = total.exp().tanh()
-            loss = total.sum()
+            loss = some_loss(leaf(), 16)
         loss.backward()
     report = offload.report()
     assert 4 << 20 <= report.budget <= 48 << 20, "at least four times the largest tensor, at most all"

@@ -114,9 +114,7 @@ def test_what_a_failed_disk_holds_is_an_error_that_says_what_to_do(device):
 KILLED = """
 import os, signal, sys
 from fastckpt._core import metrics
-from fastckpt._core.report.report import report as offloaded
 from fastckpt.offload import ActivationOffload
-from fastckpt_run.views import report_text
 from tests.e2e.offload.losses import one_step
 phase, offload = sys.argv[2], ActivationOffload(sys.argv[1], budget="4MiB")
 metrics.observe(lambda name, fields: name == phase and os.kill(os.getpid(), signal.SIGKILL))
@@ -125,11 +123,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize("phase", ["offload.write", "offload.read"])
-def test_a_process_killed_in_a_phase_leaves_no_file_and_no_space_in_use(device, tmp_path, phase, forked_launchers):
+def test_processes_killed_in_a_phase_leave_no_file_and_no_space_in_use(device, tmp_path, forked_launchers):
     free = os.statvfs(device.path).f_bfree
-    [(code, text)] = run(tmp_path, KILLED, [(device.path, phase)])
-    assert code == -signal.SIGKILL, text
+    ends = run(tmp_path, KILLED, [(device.path, phase) for phase in ("offload.write", "offload.read")])
+    assert [code for code, _ in ends] == [-signal.SIGKILL] * 2, ends
     assert os.listdir(device.path) == ["lost+found"]
     end = time.monotonic() + 30  # the kernel frees blocks of a nameless file when the last descriptor is closed
     while os.statvfs(device.path).f_bfree < free - 64 and time.monotonic() < end:

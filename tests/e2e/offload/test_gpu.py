@@ -15,7 +15,7 @@ from fastckpt._core.offload import forward_hooks
 from fastckpt._core.offload.scratch_file import ScratchFile
 from fastckpt._core.offload.transfers import Transfers
 from fastckpt.offload import ActivationOffload
-from tests.e2e.offload.losses import settled
+from tests.e2e.offload.losses import settled, some_loss
 from tests.e2e.offload.models import CASES, floats, layer
 from tests.e2e.offload.test_models import assert_bitwise_within_budget
 
@@ -64,12 +64,6 @@ def test_a_step_on_a_gpu_takes_less_memory(tmp_path):
 # --- streams
 
 
-def deep(value: torch.Tensor) -> torch.Tensor:
-    for _ in range(6):
-        value = (value * 1.01).exp().tanh()
-    return value.sum()
-
-
 def test_a_forward_on_a_stream_of_its_own_is_written_after_it_was_computed(device, tmp_path):
     offload = ActivationOffload(tmp_path, budget=4 * MIB)
     leaf = torch.randn(2048, 2048, device=device, requires_grad=True)
@@ -78,10 +72,10 @@ def test_a_forward_on_a_stream_of_its_own_is_written_after_it_was_computed(devic
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)  # what is saved is computed long after it was packed
         with offload:
-            loss = deep(leaf)
+            loss = some_loss(leaf, 6)
         loss.backward()
     stream.synchronize()
-    assert torch.equal(leaf.grad, torch.autograd.grad(deep(leaf), leaf)[0])
+    assert torch.equal(leaf.grad, torch.autograd.grad(some_loss(leaf, 6), leaf)[0])
 
 
 def test_memory_that_another_stream_still_reads_is_not_given_away_when_it_was_written(device, tmp_path):
@@ -115,7 +109,7 @@ def test_what_a_captured_graph_saves_stays_and_a_warning_says_so(device, tmp_pat
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        deep(leaf).backward()
+        some_loss(leaf, 6).backward()
     torch.cuda.current_stream().wait_stream(stream)
     want = leaf.grad.clone()
     leaf.grad = None
@@ -123,7 +117,7 @@ def test_what_a_captured_graph_saves_stays_and_a_warning_says_so(device, tmp_pat
     forward_hooks._tell_of_graphs.cache_clear()
     with caplog.at_level(logging.WARNING, "fastckpt"), torch.cuda.graph(graph):
         with offload:
-            loss = deep(leaf)
+            loss = some_loss(leaf, 6)
         loss.backward()
     assert [record.getMessage() for record in caplog.records if "captured CUDA graph" in record.getMessage()]
     graph.replay()

@@ -50,21 +50,6 @@ def held(phase: str) -> Iterator[Gate]:
         metrics.unobserve(gate.observe)
 
 
-@contextmanager
-def phases() -> Iterator[list[tuple[str, dict[str, object]]]]:
-    """The phases that begin in this block."""
-    seen: list[tuple[str, dict[str, object]]] = []
-
-    def observe(phase: str, fields: dict[str, object]) -> None:
-        seen.append((phase, fields))
-
-    metrics.observe(observe)
-    try:
-        yield seen
-    finally:
-        metrics.unobserve(observe)
-
-
 @pytest.fixture
 def offload(tmp_path):
     return ActivationOffload(tmp_path, budget="64MiB")

@@ -14,7 +14,8 @@ from fastckpt._core import metrics
 from fastckpt._core.offload import activation_store
 from fastckpt._core.offload.transfers import RateMeter
 from fastckpt.offload import ActivationOffload
-from tests.unit._core.offload.conftest import held, phases, settle, store_of
+from tests.e2e.offload.losses import some_loss
+from tests.unit._core.offload.conftest import held, settle, store_of
 
 MIB = 1 << 20
 SIDE = 512
@@ -208,13 +209,6 @@ def test_a_storage_that_was_changed_between_two_saves_is_written_twice(offload):
 # --- rule 4: a region is free when its tensor is
 
 
-def some_loss(leaf: torch.Tensor) -> torch.Tensor:
-    value = leaf
-    for _ in range(6):
-        value = (value * 1.01).exp().tanh()
-    return value.sum()
-
-
 def used(offload) -> int:
     """Bytes of regions that are in use, once no thread transfers any."""
     gc.collect()
@@ -229,7 +223,7 @@ def used(offload) -> int:
 
 def raise_in_the_forward(offload, leaf, loss):
     with pytest.raises(ZeroDivisionError), offload:
-        some_loss(leaf)
+        some_loss(leaf, 6)
         raise ZeroDivisionError
 
 
@@ -252,7 +246,7 @@ def test_regions_are_free_after_each_end_of_a_graph_and_the_file_does_not_grow(t
     lengths = []
     for _ in range(4):
         with offload:
-            loss = some_loss(leaf)
+            loss = some_loss(leaf, 6)
         settle(offload)
         assert used(offload) >= 6 * MIB
         end(offload, leaf, loss)
@@ -292,9 +286,9 @@ def test_steps_that_differ_are_profiled_once_each_and_each_has_its_plan(tmp_path
             leaf = torch.randn(SIDE, side, requires_grad=True)
             before = offload.report().written
             with offload:
-                loss = some_loss(leaf)
+                loss = some_loss(leaf, 6)
             settle(offload)
-            assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf), leaf)[0])
+            assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf, 6), leaf)[0])
             written.append((offload.report().written - before) // MIB)
     finally:
         metrics.unlisten(listener)
@@ -309,14 +303,14 @@ def test_a_disk_that_does_not_answer_is_waited_for_once(tmp_path, monkeypatch):
     monkeypatch.setattr(activation_store, "STALLED", 0.2)
     offload = ActivationOffload(tmp_path, budget="4MiB")
     leaf = square(requires_grad=True)
-    with held("offload.write") as gate, phases() as seen:
+    with held("offload.write") as gate, held("offload.wait_for_writes") as waits:
+        waits.open()
         with offload:
-            loss = some_loss(leaf)
+            loss = some_loss(leaf, 6)
         gate.wait_for(1)
-        waits = [name for name, _ in seen if name == "offload.wait_for_writes"]
-        assert len(waits) == 1 and "no write was completed" in offload.report().failure
+        assert waits.entered == 1 and "no write was completed" in offload.report().failure
     settle(offload)
-    assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf), leaf)[0])
+    assert torch.equal(gradients(loss, leaf)[0], gradients(some_loss(leaf, 6), leaf)[0])
 
 
 # --- tensors without memory of their own

@@ -13,6 +13,7 @@ from fastckpt._core.ipc.offload_messages import OffloadEnded
 from fastckpt._core.offload import offload_log
 from fastckpt.offload import ActivationOffload
 from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, until  # noqa: F401 (fixtures)
+from tests.e2e.offload.losses import some_loss
 from tests.unit._core.offload.conftest import settle
 from tests.unit._core.report.schema import faults
 
@@ -39,13 +40,9 @@ def names(events: list[dict[str, Any]]) -> list[str]:
     return [event["event"].removeprefix("offload_") for event in events]
 
 
-def step(offload: ActivationOffload, size: int = 1 << 18, count: int = 8) -> None:
-    value = torch.ones(size, requires_grad=True)
+def step(offload: ActivationOffload) -> None:
     with offload:
-        total = value
-        for _ in range(count):
-            total = total.exp().tanh()
-        loss = total.sum()
+        loss = some_loss(torch.ones(1 << 18, requires_grad=True), 8)
     settle(offload)
     loss.backward()
 
