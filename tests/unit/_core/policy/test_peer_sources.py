@@ -80,6 +80,7 @@ def test_a_rank_asks_for_what_it_lacks_and_for_no_model_that_may_not_be_the_firs
     assert sources(held[1:], nodes, at(0)) == {"rank_0.pt": ["host-1:1"]}
     assert sources([held[0], held[2]], nodes, at(1)) == {MAIN: ["host-0:1"], "rank_1.pt": ["host-2:1"]}
     assert sources([held[0]._replace(common=()), *held[1:]], nodes, at(0)) == {}
+    assert sources([held[1], holding(2, [])], nodes[1:], at(2)) == {"rank_1.pt": ["host-1:1"]}
 
 
 # --- a state that is divided among ranks
