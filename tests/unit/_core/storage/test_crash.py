@@ -16,14 +16,32 @@ from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.local import layout
+from fastckpt._core.storage.local import layout, part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PersistError
 from tests.support.largest_file import largest_file
 from tests.support.small_disks import leave
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
-from tests.unit._core.storage.deeds import NEW, OLD, OLDEST
-from tests.unit._core.storage.killed import killed
+from tests.unit._core.storage.deeds import NEW, OLD, OLDEST, SCENES, Deed
+from tests.unit._core.storage.disk import Disk
+from tests.unit._core.storage.killed import killed, killed_at_each
+
+
+@pytest.mark.parametrize("stride", [16, pytest.param(1, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("name", ["target_overwritten", "strangers_directory", "nodes_with_target", "delete"])
+def test_what_is_killed_at_any_file_operation_is_done_or_not_and_is_done_again(fast_path, name, stride, monkeypatch):
+    monkeypatch.setattr(part_files, "ABANDONED", -1.0)
+    scene, seen = SCENES[name], []
+    whole = scene.record(fast_path / "whole")
+    for directory, was_killed in killed_at_each(fast_path, scene.prepare, scene.act, stride):
+        root = directory.path.parent
+        deed = Deed(root, Disk(root), [], whole.before, whole.after, begun=1, puts=False)
+        seen.append(ids(directory)[0])
+        deed.check(over=not was_killed)
+        scene.act(directory)
+        deed.check(over=True)
+    # Before the commit the old one, after it the new one.
+    assert seen == sorted(seen) and {*seen} == {whole.before[0], whole.after[0]}
 
 
 def test_a_sweep_keeps_files_of_a_live_writer_and_a_writer_waits_for_a_sweep_with_a_limit(directory, monkeypatch):
