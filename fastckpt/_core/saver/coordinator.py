@@ -218,8 +218,10 @@ class Coordinator:
 
     def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
         """Complete a save with the lent state of writers that are gone, or of one of them."""
+        if self._reservations.may_change(slot):
+            return  # the writer that waits for this reservation lends afterwards
         for rank, loan in self.writers.lenders(save):
-            if to_lend in (None, rank):
+            if to_lend in (None, rank) and rank not in slot.done:
                 self._reservations.note(slot, dict(loan.files), rank)
                 try:
                     loans.borrow(self.arena.path, slot.path, loan.files)
@@ -229,6 +231,14 @@ class Coordinator:
                 slots.commit(slot.path, rank, slots.SlotDone(save, dict(loan.files), dict(loan.details)))
                 slot.read_part(rank)
                 self._report_loan(save, rank)
+
+    def _lend_late(self, slot: Slot, save: SaveId) -> None:
+        """Complete a save whose slot was being reserved, in the background, when it began or a writer left."""
+        try:
+            if slot.id == save and not slot.committed:
+                self._lend(slot, save)
+        except OSError as error:
+            logger.warning("%s cannot take over parts of ranks that have left: %s", save, error)
 
     def _report_loan(self, save: SaveId, rank: int) -> None:
         """Log, once for each rank, the first save that takes its lent state."""
@@ -336,6 +346,7 @@ class Coordinator:
             return Skipped("memory already holds this step", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
             await self._reservations.reserve(decision, message.files, writer)
+            self._lend_late(decision, save)
             # In the background: the next save goes to another slot, and finds its memory reserved.
             self._reservations.reserve_ahead(message.files, writer)
             return Granted(str(decision.path), persisted, trouble)

@@ -168,6 +168,10 @@ class Reservations:
         finally:
             self._under_way = None
 
+    def may_change(self, slot: Slot) -> bool:
+        """Return whether images of a slot are being made or removed: files put there now could be replaced."""
+        return slot is self._under_way or slot in self._stale
+
     def note(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         """Take note of images that a slot gets of a writer that never asked for them: it has lent them."""
         self._asked |= dict.fromkeys(sizes, writer)

@@ -1,12 +1,14 @@
 """Saves after a rank has left before the others: rank 1 closes, in order and otherwise; rank 0 goes on."""
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fastckpt._core.memory.arena import Arena
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import NotLoadable
 from tests.e2e.ddp.conftest import Ranks, state
@@ -75,6 +77,24 @@ def test_a_rank_that_leaves_without_a_good_state_of_its_own_lends_nothing(ranks:
         assert resumed(ranks) == [(1, 0, 1), (1, 1, 1)]
 
 
+def test_a_lent_part_is_not_replaced_by_memory_that_is_reserved_ahead(ranks: Ranks, monkeypatch):
+    begins, goes_on, begin = threading.Event(), threading.Event(), Arena.begin
+
+    def held(self: Arena, slot: Path, name: str, *arguments: Any) -> None:
+        if "rank_1" in name:
+            begins.set()
+            goes_on.wait(60)
+        begin(self, slot, name, *arguments)
+
+    monkeypatch.setattr(Arena, "begin", held)
+    first, second = saved(ranks, 1)
+    assert begins.wait(60), "memory for the next save of rank 1"
+    second.close()
+    threading.Timer(0.3, goes_on.set).start()  # the save waits for it
+    assert save(first, 0, 2)
+    assert resumed(ranks) == [(2, 0, 2), (2, 1, 1)]
+
+
 def test_a_rank_that_leaves_after_a_rollback_lends_the_step_it_loaded(ranks: Ranks, directory: Path):
     first, second = saved(ranks, 1, 2)
     for member in (first, second):
@@ -90,12 +110,12 @@ def test_a_rank_that_leaves_after_a_rollback_lends_the_step_it_loaded(ranks: Ran
 @pytest.mark.parametrize("when", ["before it", "after it"])
 def test_a_leaving_rank_does_not_recreate_a_removed_arena(ranks: Ranks, when: str):
     first, second = saved(ranks, 1)
-    arena = first._writer.link.arena
+    place = first._writer.link.arena
     if when == "before it":
-        remove_live(arena)
+        remove_live(place)
     second.close()
     if when == "after it":
-        remove_live(arena)
+        remove_live(place)
     results = [save(first, 0, step) for step in (2, 3)]
     assert results[-1].reason == "rank 1 has closed"
-    assert not arena.exists() or arena.stat().st_mode & 0o777 == 0o700
+    assert not place.exists() or place.stat().st_mode & 0o777 == 0o700
