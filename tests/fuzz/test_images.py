@@ -22,6 +22,7 @@ LOADED = {"good", "storage of 2**60 bytes", "storage of 2**72 bytes", "memo of 4
 
 def state(*, opaque: bool) -> dict[str, Any]:
     """A bit of everything; what is opaque is pickled whole at each save, by torch alone."""
+    torch.manual_seed(7)
     weights = torch.randn(5, 7)
     found = {
         "weights": weights, "view": weights[1:3], "half": torch.zeros(3, dtype=torch.bfloat16),
