@@ -260,7 +260,7 @@ def _plain(docstring: griffe.Docstring | None) -> str:
 def _paragraphs(text: str) -> str:
     """Docstrings write code in two backticks, and names of the project in one: Markdown takes both for code."""
     text = re.sub(r"``(.+?)``", r"`\1`", text, flags=re.DOTALL)
-    return re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text)
+    return sources.linked_pages(text)
 
 
 def _joined(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from docs_site.sources import ROOT
+from docs_site.sources import ROOT, linked_pages
 from fastckpt_run.cli import main
 
 TEMPLATE = ROOT / "docs_site/templates/commands.md"
@@ -54,5 +54,5 @@ def _help(command: click.Command) -> str:
 
 
 def _linked(text: str) -> str:
-    text = re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text)
+    text = linked_pages(text)
     return re.sub(r"`[^`]+`|(?<![\w/-])(--[a-z][a-z-]+)", lambda found: f"`{found[1]}`" if found[1] else found[0], text)

@@ -4,7 +4,7 @@ import re
 from argparse import SUPPRESS, Action
 from collections.abc import Iterator
 
-from docs_site.sources import ROOT
+from docs_site.sources import ROOT, linked_pages
 from fastckpt_run.options import GROUPS, LauncherParser, describe
 
 TEMPLATE = ROOT / "docs_site/templates/launcher.md"
@@ -40,7 +40,7 @@ def _torchrun() -> str:
 
 
 def _linked(text: str) -> str:
-    text = re.sub(r"docs/([\w/]+\.md)", r"[\1](../\1)", text)
+    text = linked_pages(text)
     return re.sub(r"(--[a-z-]+|\$[A-Z]+|10\*\*6)", r"`\1`", text)
 
 

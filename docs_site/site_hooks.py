@@ -28,11 +28,11 @@ REPOSITORY = "repository"
 """The folder of the site with the files outside of docs/ that pages link to."""
 WIDE = 3
 """Columns from which on a table is wide."""
-_LINK = re.compile(r"(?<=\]\()(?P<path>\.\./[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK = re.compile(r"(?<=\]\()(?!\w+:)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 _TABLE = re.compile(r"<table>(?P<rows>.*?)</table>", re.DOTALL)
 _ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 _HEAD = re.compile(r"<th[^>]*>(?P<text>.*?)</th>", re.DOTALL)
-_LANGUAGES = {".py": "python", ".md": "markdown", ".yaml": "yaml", ".yml": "yaml", ".sbatch": "bash", ".sh": "bash"}
+_LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sbatch": "bash", ".sh": "bash"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -41,25 +41,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {file.src_uri: file for file in files.documentation_pages()}
     config.nav = [{section: _paths(section, first, pages)} for section, first in SECTIONS.items()]
     config.nav = [entry for entry in config.nav if any(entry.values())]
-    linked = {target for uri, file in pages.items() for target in _outside(uri, file.content_string)}
+    linked = set[str]()
+    found = {target for uri, file in pages.items() for target in _outside(f"docs/{uri}", file.content_string)}
+    while found := {each for each in found - linked if (root / each).exists()}:  # mkdocs reports links to no file
+        linked |= found
+        found = {target for each in found for target in _leads_to(each, root / each)}
     for target in sorted(linked):
-        if (root / target).exists():  # else mkdocs reports the link
-            content = _shown(target, root / target)
-            page = File.generated(config, _page_of(target), content=content, inclusion=InclusionLevel.NOT_IN_NAV)
-            files.append(page)
+        content = _shown(target, root / target)
+        page = File.generated(config, _page_of(target), content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+        files.append(page)
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Have links that leave docs/ lead to the pages of those files."""
-    here = posixpath.dirname(page.file.src_uri)
-    root = Path(config.config_file_path).parent
+    """Have links that leave docs/, and those of files outside of it, lead to pages of the site."""
+    uri = page.file.src_uri
+    here, root = posixpath.dirname(uri), Path(config.config_file_path).parent
+    source = _source_of(uri)
 
     def led(link: re.Match[str]) -> str:
-        target = _target(page.file.src_uri, link["path"])
+        target = _target(source, link["path"])
         if target is None or not (root / target).exists():
             return link[0]
-        return posixpath.relpath(_page_of(target), here or ".")
+        has_headings = target.endswith(".md")
+        place = target.removeprefix("docs/") if target.startswith("docs/") else _page_of(target)
+        return posixpath.relpath(place, here or ".") + ((link["anchor"] or "") if has_headings else "")
 
     return _LINK.sub(led, markdown)
 
@@ -100,16 +106,36 @@ def _title(markdown: str) -> str:
     return found[1].replace("`", "").lower() if found else ""
 
 
-def _target(uri: str, path: str) -> str | None:
-    """The path in the repository that a link of a page leads to; None if it is within docs/."""
-    target = posixpath.normpath(posixpath.join("docs", posixpath.dirname(uri), path))
-    return None if target.startswith(("docs/", "../")) or target == "docs" else target
+def _target(source: str, path: str) -> str | None:
+    """The path in the repository that a link of a file leads to; None if both are in docs/, or it leads elsewhere."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    is_within = source.startswith("docs/") and target.startswith("docs/")
+    return None if is_within or target.startswith("..") or target in ("docs", ".") else target
 
 
-def _outside(uri: str, markdown: str) -> Iterator[str]:
+def _outside(source: str, markdown: str) -> Iterator[str]:
+    """The files outside of docs/ that a page of this source links to."""
     for link in _LINK.finditer(markdown):
-        if (target := _target(uri, link["path"])) is not None:
+        if (target := _target(source, link["path"])) is not None and not target.startswith("docs/"):
             yield target
+
+
+def _leads_to(target: str, path: Path) -> Iterator[str]:
+    """The files outside of docs/ to which the page of such a file or folder links."""
+    if path.is_dir():
+        yield from (f"{target}/{name}" for name in _names(path))
+    elif path.suffix == ".md":
+        yield from _outside(target, path.read_text())
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir() if each.is_file())
+
+
+def _source_of(uri: str) -> str:
+    """The path in the repository of the file that a page shows."""
+    outside = uri.removeprefix(f"{REPOSITORY}/")
+    return f"docs/{uri}" if outside == uri else outside.removesuffix(".md")
 
 
 def _page_of(target: str) -> str:
@@ -118,5 +144,8 @@ def _page_of(target: str) -> str:
 
 def _shown(target: str, path: Path) -> str:
     if path.is_dir():
-        return f"# {target}\n\n" + "".join(f"- `{each.name}`\n" for each in sorted(path.iterdir()) if each.is_file())
+        links = (f"- [{name}]({path.name}/{name})\n" for name in _names(path))
+        return f"# {target}\n\n" + "".join(links)
+    if path.suffix == ".md":
+        return path.read_text()
     return f"# {target}\n\n````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"

@@ -1,5 +1,6 @@
 """Reads the sources as griffe sees them, without importing anything: the frameworks need not be installed."""
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -70,3 +71,8 @@ def exported(name: str) -> list[str]:
         return [each if isinstance(each, str) else each.name for each in here.exports]
     own = (each for each in here.members.values() if not isinstance(each, griffe.Alias))
     return [each.name for each in own if not each.name.startswith("_") and each.has_docstring]
+
+
+def linked_pages(text: str) -> str:
+    """The text with links to the pages of docs/ that it names; each is called as its file."""
+    return re.sub(r"\bdocs/((?:\w+/)*(\w+)\.md)", lambda page: f"[{page[2].replace('_', ' ')}](../{page[1]})", text)

@@ -37,3 +37,13 @@ def test_every_page_is_in_the_site_and_in_the_navigation(site: dict[str, str]):
     assert [tab for tab in tabs if tab != "Migrate"] == SECTIONS
     assert pages <= set(re.findall(r'href="?([^"#\s>]+)', index)) | {"index.html"}
     assert 'data-head="DCP async_save"' in index, "cells of a wide table name their columns for phones"
+
+
+def test_files_outside_of_docs_are_pages_with_headings_and_links_and_folders_lead_to_theirs(site: dict[str, str]):
+    assert re.search(r'href="?repository/README.md.html#when-not-to-use-it"?', site["index.html"])
+    readme = site["repository/README.md.html"]
+    assert 'id="when-not-to-use-it"' in readme or "id=when-not-to-use-it" in readme
+    links = set(re.findall(r'(?:href|src)="?([^"\s>]+)', readme))
+    assert {"../faq.html", "SECURITY.md.html", "CONTRIBUTING.md.html", "LICENSE.html", "../images/failure.svg"} <= links
+    slurm = site["repository/examples/slurm.html"]
+    assert "slurm/many_nodes.sbatch.html" in slurm and "repository/examples/slurm/many_nodes.sbatch.html" in site
