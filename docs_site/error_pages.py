@@ -6,20 +6,17 @@ _HEAD = """\
 # Messages with a code
 
 Some messages end with a code, such as `(FC-030, docs/errors.md#fc-030)`. Exceptions have it as `error.code`.
-`fastckpt explain FC-030` prints a page of a code without a network.
+`fastckpt explain` lists all codes; `fastckpt explain FC-030` prints the page of one, without a network.
 
 `<...>` stands for what differs, and `...` at the end of a line for the rest of a message.
 
 This page is made from `fastckpt/_core/error_codes.toml` by `make docs-reference`.
-
 """
 
 
 def document() -> str:
     """The text of docs/errors.md."""
-    pages = read_pages().values()
-    rows = "".join(f"- [{page.code}](#{page.code.lower()}): {page.title}\n" for page in pages)
-    return _HEAD + rows + "".join(map(_section, pages))
+    return _HEAD + "".join(map(_section, read_pages().values()))
 
 
 def _section(page: ErrorPage) -> str:
