@@ -126,16 +126,13 @@ def _encodable(report: object) -> object:
 
 
 def _more_sockets(before: set[str]) -> set[str]:
-    """Sockets that are still there after a moment, in which threads close what they have, and a collection."""
-    found = set[str]()
-    for collect in (lambda: None, gc.collect):
-        collect()  # some belong to cycles, such as that of an error and the frames that it came through
-        end = time.monotonic() + 2
-        # A store's server closes what its clients have closed, from a thread of its own.
-        while (found := _sockets() - before) and time.monotonic() < end:
-            time.sleep(0.02)
-        if not found:
-            break
+    """Sockets that are still there after a moment, in which threads close what they have, and collections."""
+    begin = time.monotonic()
+    # A store's server closes what its clients have closed, from a thread of its own.
+    while (found := _sockets() - before) and (passed := time.monotonic() - begin) < 10:
+        if passed > 2:  # some belong to cycles, such as that of an error and the frames of a thread that ends only now
+            gc.collect()
+        time.sleep(0.02 if passed <= 2 else 0.2)
     return found
 
 
